@@ -1,1 +1,3 @@
-//! x
+//! Stand-ins for the two sides that a driver talks to, and a simulated node.
+
+pub mod kubelet;
