@@ -1,0 +1,150 @@
+//! What the node remembers of its cards, so that a name stays with its card.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    names::{DeviceName, InvalidName},
+    npu::{PciAddress, StableId, Vdie},
+};
+
+/// The memory of a node, kept in `node.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMemory {
+    /// Every card ever seen, the most recently named last.
+    #[serde(default)]
+    pub cards: Vec<CardMemory>,
+}
+
+/// What is remembered of one card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CardMemory {
+    /// Its name.
+    pub name: DeviceName,
+    /// Its identity since first sight.
+    pub stable_id: StableId,
+    /// Die identity, if it was ever read.
+    pub vdie: Option<Vdie>,
+    /// Where it was last seen.
+    pub bus_id: PciAddress,
+}
+
+impl NodeMemory {
+    /// Finds or makes the memory of a card.
+    ///
+    /// Gaining or losing a VDIE on one Bus-Id is the same card; a different VDIE there is a new one.
+    pub fn recognise(
+        &mut self,
+        prefix: &str,
+        number: u32,
+        vdie: Option<&Vdie>,
+        bus_id: PciAddress,
+    ) -> Result<&CardMemory, InvalidName> {
+        let known = match vdie {
+            Some(vdie) => self.cards.iter().rposition(|card| card.vdie.as_ref() == Some(vdie)).or_else(|| {
+                let last = self.cards.iter().rposition(|card| card.bus_id == bus_id)?;
+                self.cards[last].vdie.is_none().then_some(last)
+            }),
+            None => self.cards.iter().rposition(|card| card.bus_id == bus_id),
+        };
+        let index = if let Some(index) = known {
+            let card = &mut self.cards[index];
+            card.bus_id = bus_id;
+            if card.vdie.is_none() {
+                card.vdie = vdie.cloned();
+            }
+            index
+        } else {
+            let name = self.free_name(prefix, number)?;
+            let mut stable_id = StableId::at_first_sight(vdie, bus_id);
+            let mut turn = 1;
+            while self.cards.iter().any(|card| card.stable_id == stable_id) {
+                turn += 1;
+                stable_id = StableId::from_text(&format!("pci-{bus_id}-{turn}")).unwrap_or(stable_id);
+            }
+            self.cards.push(CardMemory { name, stable_id, vdie: vdie.cloned(), bus_id });
+            self.cards.len() - 1
+        };
+        Ok(&self.cards[index])
+    }
+
+    /// The card of an identity.
+    #[must_use]
+    pub fn by_stable_id(&self, id: &StableId) -> Option<&CardMemory> {
+        self.cards.iter().find(|card| card.stable_id == *id)
+    }
+
+    /// `<prefix>-<number>`, or the lowest unused number if that name is taken.
+    fn free_name(&self, prefix: &str, number: u32) -> Result<DeviceName, InvalidName> {
+        let taken = |name: &DeviceName| self.cards.iter().any(|card| card.name == *name);
+        let wanted = DeviceName::new(format!("{prefix}-{number}"))?;
+        if !taken(&wanted) {
+            return Ok(wanted);
+        }
+        for number in 0..=u32::MAX {
+            let name = DeviceName::new(format!("{prefix}-{number}"))?;
+            if !taken(&name) {
+                return Ok(name);
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bus(n: u8) -> PciAddress {
+        PciAddress { domain: 0, bus: n, device: 0, function: 0 }
+    }
+
+    fn vdie(n: u32) -> Vdie {
+        Vdie::from_words([n, 0, 0, 0, 1]).unwrap()
+    }
+
+    fn name(memory: &mut NodeMemory, number: u32, die: Option<u32>, at: u8) -> String {
+        memory.recognise("npu", number, die.map(vdie).as_ref(), bus(at)).unwrap().name.to_string()
+    }
+
+    #[test]
+    fn a_card_keeps_its_name_when_the_order_changes() {
+        let mut memory = NodeMemory::default();
+        assert_eq!(name(&mut memory, 0, Some(10), 1), "npu-0");
+        assert_eq!(name(&mut memory, 1, Some(11), 2), "npu-1");
+        assert_eq!(name(&mut memory, 1, Some(10), 2), "npu-0");
+        assert_eq!(name(&mut memory, 0, Some(11), 1), "npu-1");
+    }
+
+    #[test]
+    fn a_swapped_card_is_a_new_one_with_the_lowest_unused_number() {
+        let mut memory = NodeMemory::default();
+        name(&mut memory, 0, Some(10), 1);
+        name(&mut memory, 1, Some(11), 2);
+        assert_eq!(name(&mut memory, 0, Some(99), 1), "npu-2");
+        assert_eq!(name(&mut memory, 0, Some(10), 7), "npu-0", "the old card is known wherever it comes back");
+    }
+
+    #[test]
+    fn gaining_or_losing_a_vdie_on_one_bus_id_is_the_same_card() {
+        let mut memory = NodeMemory::default();
+        assert_eq!(name(&mut memory, 0, None, 1), "npu-0");
+        let id = memory.cards[0].stable_id.clone();
+        assert_eq!(name(&mut memory, 0, Some(10), 1), "npu-0");
+        assert_eq!(name(&mut memory, 0, None, 1), "npu-0");
+        assert_eq!(memory.cards.len(), 1);
+        assert_eq!(memory.cards[0].stable_id, id, "the identity stays that of first sight");
+    }
+
+    #[test]
+    fn two_cards_never_share_an_identity() {
+        let mut memory = NodeMemory::default();
+        name(&mut memory, 0, None, 1);
+        // The card moves away, and another without VDIE takes its place.
+        memory.cards[0].bus_id = bus(5);
+        name(&mut memory, 0, None, 1);
+        assert_eq!(memory.cards.len(), 2);
+        assert_ne!(memory.cards[0].stable_id, memory.cards[1].stable_id);
+    }
+}

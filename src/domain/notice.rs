@@ -1,0 +1,160 @@
+//! What happened, as data: the engine's outbox turns one notice into Event, journal entry, metric and health stream.
+
+use super::{
+    claim::ClaimRef,
+    health::{Level, codes_text},
+    names::DeviceName,
+    refusal::{Kind, Refusal},
+};
+
+/// How much attention a notice wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// State changed as it should.
+    Info,
+    /// Something is degraded.
+    Warning,
+    /// A human must act.
+    Error,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A claim was prepared.
+    Prepared {
+        /// The claim.
+        claim: ClaimRef,
+        /// Its devices, for messages.
+        devices: String,
+        /// True if it was prepared before.
+        replay: bool,
+    },
+    /// A claim was unprepared.
+    Unprepared {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// A call was refused.
+    Refused {
+        /// The claim.
+        claim: ClaimRef,
+        /// `prepare` or `unprepare`.
+        operation: &'static str,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A card's health changed.
+    Health {
+        /// The card.
+        device: DeviceName,
+        /// Level before, if there was one.
+        from: Option<Level>,
+        /// Level now.
+        to: Level,
+        /// Active fault codes.
+        codes: Vec<u32>,
+    },
+    /// A card that was in the last good scan is not in this one.
+    Lost {
+        /// The card.
+        device: DeviceName,
+    },
+    /// A card is new in this scan.
+    Found {
+        /// The card.
+        device: DeviceName,
+    },
+    /// A damaged record was set aside.
+    Quarantined {
+        /// The claim's UID.
+        uid: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A damaged record was rebuilt from its CDI file.
+    Rebuilt {
+        /// The claim's UID.
+        uid: String,
+    },
+    /// A CDI file that no record owned was removed.
+    Swept {
+        /// The UID in its name.
+        uid: String,
+    },
+    /// The vendor library, or what stands for it, changed state.
+    Backend {
+        /// Severity of the change.
+        severity: Severity,
+        /// What happened.
+        what: String,
+    },
+}
+
+impl Notice {
+    /// How much attention it wants.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::Prepared { .. } | Self::Unprepared { .. } | Self::Found { .. } => Severity::Info,
+            Self::Health { to, .. } if to.is_usable() => Severity::Info,
+            Self::Refused { refusal, .. } if refusal.kind() == Kind::Retry => Severity::Warning,
+            Self::Backend { severity, .. } => *severity,
+            Self::Health { .. } | Self::Lost { .. } | Self::Quarantined { .. } => Severity::Error,
+            Self::Refused { .. } | Self::Rebuilt { .. } | Self::Swept { .. } => Severity::Warning,
+        }
+    }
+
+    /// Reason of an Event: an upper-camel-case word.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Prepared { .. } => "NpuPrepared",
+            Self::Unprepared { .. } => "NpuUnprepared",
+            Self::Refused { .. } => "NpuRefused",
+            Self::Health { .. } => "NpuHealthChanged",
+            Self::Lost { .. } => "NpuLost",
+            Self::Found { .. } => "NpuFound",
+            Self::Quarantined { .. } => "NpuRecordQuarantined",
+            Self::Rebuilt { .. } => "NpuRecordRebuilt",
+            Self::Swept { .. } => "NpuCdiFileSwept",
+            Self::Backend { .. } => "NpuBackend",
+        }
+    }
+
+    /// True if an Event is made of it: what an admin must hear, not each claim that comes and goes.
+    #[must_use]
+    pub fn makes_event(&self) -> bool {
+        !matches!(self, Self::Prepared { .. } | Self::Unprepared { .. } | Self::Swept { .. })
+    }
+
+    /// The claim that it is about.
+    #[must_use]
+    pub fn claim(&self) -> Option<&ClaimRef> {
+        match self {
+            Self::Prepared { claim, .. } | Self::Unprepared { claim } | Self::Refused { claim, .. } => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// The text.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Prepared { claim, devices, replay: false } => format!("claim {claim} prepared with {devices}"),
+            Self::Prepared { claim, devices, replay: true } => format!("claim {claim} prepared again with {devices}"),
+            Self::Unprepared { claim } => format!("claim {claim} unprepared"),
+            Self::Refused { operation, refusal, .. } => format!("{operation} refused: {refusal}"),
+            Self::Health { device, from, to, codes } => {
+                let from = from.map_or_else(String::new, |from| format!(" from {from}"));
+                let codes = if codes.is_empty() { String::new() } else { format!(", codes {}", codes_text(codes)) };
+                format!("health of {device} changed{from} to {to}{codes}")
+            }
+            Self::Lost { device } => format!("{device} is no longer found on this node"),
+            Self::Found { device } => format!("{device} was found on this node"),
+            Self::Quarantined { uid, why } => format!("the record of claim {uid} is damaged and was set aside: {why}"),
+            Self::Rebuilt { uid } => format!("the record of claim {uid} was rebuilt from its CDI file"),
+            Self::Swept { uid } => format!("the CDI file of claim {uid}, which no record owns, was removed"),
+            Self::Backend { what, .. } => what.clone(),
+        }
+    }
+}

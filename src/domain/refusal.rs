@@ -1,0 +1,206 @@
+//! Why something is not done: typed, with the claim, device or file that it is about.
+
+use super::{
+    claim::{ClaimRef, RESULTS_MAX},
+    health::Level,
+};
+
+/// What a caller can do about a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Try again later: nothing is wrong with the request.
+    Retry,
+    /// The same request will never succeed.
+    Permanent,
+    /// Something that the request names does not exist.
+    NotFound,
+    /// Somebody else holds what the request wants.
+    Conflict,
+    /// There is not enough of it.
+    Exhausted,
+}
+
+impl Kind {
+    /// Name as used in metrics and Event reasons.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "Retry",
+            Self::Permanent => "Permanent",
+            Self::NotFound => "NotFound",
+            Self::Conflict => "Conflict",
+            Self::Exhausted => "Exhausted",
+        }
+    }
+}
+
+/// A refusal. The text is what kubelet shows to the user of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The start-up scan has not ended yet.
+    #[error("the NPUs of this node are not known yet ({0}); kubelet will try again")]
+    NotScanned(String),
+    /// The claim has no device of this driver.
+    #[error("claim {0} has no device of driver {1}")]
+    NothingForUs(ClaimRef, String),
+    /// More results than Kubernetes allows.
+    #[error("claim {0} has {1} allocated devices; at most {RESULTS_MAX} are allowed")]
+    TooManyDevices(ClaimRef, usize),
+    /// The allocation names a pool that is not this node's.
+    #[error("claim {claim} was allocated device {device} of pool {pool}, which is not the pool of this node ({ours})")]
+    ForeignPool {
+        /// The claim.
+        claim: ClaimRef,
+        /// Device of the allocation.
+        device: String,
+        /// Pool of the allocation.
+        pool: String,
+        /// Our pool.
+        ours: String,
+    },
+    /// The device is not on the node (any more).
+    #[error("device {device} of claim {claim} is not on this node: {why}; delete the pod so that it is scheduled anew")]
+    DeviceGone {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// What is known of it.
+        why: String,
+    },
+    /// The device's health forbids new claims.
+    #[error("device {device} of claim {claim} is not healthy: {level}{codes}")]
+    Unhealthy {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// Its level.
+        level: Level,
+        /// Fault codes as text, empty or with a leading comma.
+        codes: String,
+    },
+    /// Another claim holds the device.
+    #[error("device {device} of claim {claim} is held by claim {holder} (UID {uid}) until kubelet unprepares that one")]
+    Held {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// Who holds it.
+        holder: ClaimRef,
+        /// UID of the holder.
+        uid: String,
+    },
+    /// One claim names one device twice.
+    #[error("claim {claim} was allocated device {device} twice")]
+    Twice {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+    },
+    /// The scheduler booked a share, and this build or node cannot cut one.
+    #[error("claim {claim} was allocated a share of device {device}, but vNPUs are not cut on this node: {why}")]
+    ShareNotCut {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// Why not.
+        why: String,
+    },
+    /// The claim is prepared with other devices than its allocation names now.
+    #[error("claim {claim} is prepared with {prepared}, but is now allocated {allocated}; it must be unprepared first")]
+    Reallocated {
+        /// The claim.
+        claim: ClaimRef,
+        /// Devices of the record.
+        prepared: String,
+        /// Devices of the allocation.
+        allocated: String,
+    },
+    /// The claim's record is damaged and could not be rebuilt.
+    #[error(
+        "the record of claim {uid} is damaged ({why}) and what it holds is not known; when its pod is gone, run: npuctl claims release {uid} --force"
+    )]
+    Quarantined {
+        /// UID of the claim.
+        uid: String,
+        /// What is wrong with the record.
+        why: String,
+    },
+    /// The claim could not be read.
+    #[error("claim {claim} cannot be read: {why}")]
+    ClaimUnreadable {
+        /// The claim.
+        claim: ClaimRef,
+        /// What the API server or the network said.
+        why: String,
+        /// True if it may be read later.
+        retry: bool,
+    },
+    /// The API server has no such claim.
+    #[error("claim {0} does not exist in the API server")]
+    ClaimMissing(ClaimRef),
+    /// The API server has another claim under that name.
+    #[error("claim {claim} was replaced: kubelet asks for UID {}, the API server has {found}", claim.uid)]
+    ClaimReplaced {
+        /// The claim that kubelet asks for.
+        claim: ClaimRef,
+        /// UID in the API server.
+        found: String,
+    },
+    /// The scheduler has not allocated the claim.
+    #[error("claim {0} is not allocated")]
+    NotAllocated(ClaimRef),
+    /// Something in the call is not a valid name.
+    #[error("{0}")]
+    BadName(String),
+    /// The node could not do it: disk, CDI directory, vendor library.
+    #[error("{what} for claim {claim} failed: {why}")]
+    Failed {
+        /// The claim.
+        claim: ClaimRef,
+        /// The step.
+        what: &'static str,
+        /// The error.
+        why: String,
+    },
+    /// An Unprepare of the same claim overtook this Prepare.
+    #[error("claim {0} was unprepared while it was being prepared")]
+    Overtaken(ClaimRef),
+    /// The daemon ends.
+    #[error("the driver is stopping; kubelet will try again")]
+    Stopping,
+    /// A defect of ours; the claim's task ended.
+    #[error("internal error while serving claim {0}: {1}")]
+    Internal(ClaimRef, String),
+}
+
+impl Refusal {
+    /// What a caller can do about it: the one table behind gRPC codes, Event reasons and exit codes.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::NotScanned(_)
+            | Self::Failed { .. }
+            | Self::Overtaken(_)
+            | Self::Stopping
+            | Self::Internal(..)
+            | Self::ClaimUnreadable { retry: true, .. } => Kind::Retry,
+            Self::DeviceGone { .. } | Self::ClaimMissing(_) | Self::NotAllocated(_) | Self::ClaimReplaced { .. } => {
+                Kind::NotFound
+            }
+            Self::Held { .. } | Self::Reallocated { .. } | Self::Quarantined { .. } => Kind::Conflict,
+            Self::Unhealthy { .. } => Kind::Exhausted,
+            Self::NothingForUs(..)
+            | Self::TooManyDevices(..)
+            | Self::ForeignPool { .. }
+            | Self::Twice { .. }
+            | Self::ShareNotCut { .. }
+            | Self::BadName(_)
+            | Self::ClaimUnreadable { retry: false, .. } => Kind::Permanent,
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The `ResourceSlices` that the node should have, as plain data.
+
+use std::collections::BTreeMap;
+
+use super::{
+    health::Level,
+    inventory::Inventory,
+    names::{DriverName, PoolName, attribute_text},
+    npu::{Family, Npu},
+    plan::HealthMap,
+    quantity::Quantity,
+};
+
+/// Most devices that we put into one slice: the API's limit where any device has taints or counters.
+pub const DEVICES_PER_SLICE: usize = 64;
+
+/// Value of an attribute.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Attribute {
+    /// A string of at most 64 bytes.
+    Text(String),
+    /// A whole number.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+/// Effect of a taint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// No new claim.
+    NoSchedule,
+    /// No new claim, and pods that hold it are evicted.
+    NoExecute,
+}
+
+/// A taint of a device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taint {
+    /// Key, a qualified name.
+    pub key: String,
+    /// Value.
+    pub value: String,
+    /// Effect.
+    pub effect: Effect,
+}
+
+/// A device as it should be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// Attributes by name; ours without domain.
+    pub attributes: BTreeMap<String, Attribute>,
+    /// Capacities by name.
+    pub capacity: BTreeMap<String, Quantity>,
+    /// Taints.
+    pub taints: Vec<Taint>,
+}
+
+/// One slice as it should be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    /// Position in the pool, from 0: part of the object's name, so that the server sorts slices as we do.
+    pub index: usize,
+    /// Devices in order of preference.
+    pub devices: Vec<Device>,
+}
+
+/// All slices of the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Driver.
+    pub driver: DriverName,
+    /// Pool.
+    pub name: PoolName,
+    /// Its slices; one without devices says "driver is up, has nothing".
+    pub slices: Vec<Slice>,
+}
+
+/// The wanted pool of whole cards.
+#[must_use]
+pub fn wanted(driver: &DriverName, pool: &PoolName, inventory: &Inventory, health: &HealthMap) -> Pool {
+    let devices: Vec<_> = inventory
+        .npus()
+        .iter()
+        .map(|npu| {
+            let taints =
+                health.get(&npu.stable_id).map(|health| taints(driver, health.reading.level)).unwrap_or_default();
+            whole_card(npu, &inventory.driver_version, taints)
+        })
+        .collect();
+    let mut slices: Vec<_> = devices
+        .chunks(DEVICES_PER_SLICE)
+        .enumerate()
+        .map(|(index, devices)| Slice { index, devices: devices.to_vec() })
+        .collect();
+    if slices.is_empty() {
+        slices.push(Slice { index: 0, devices: Vec::new() });
+    }
+    Pool { driver: driver.clone(), name: pool.clone(), slices }
+}
+
+/// The taint that a health level stands for.
+fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
+    if level.is_usable() {
+        return Vec::new();
+    }
+    vec![Taint { key: format!("{driver}/unhealthy"), value: level.to_string(), effect: Effect::NoSchedule }]
+}
+
+/// A whole card. Every device of ours has the same own attribute names: a missing one would be a CEL error that stops
+/// a pod's scheduling.
+fn whole_card(npu: &Npu, driver_version: &str, taints: Vec<Taint>) -> Device {
+    let first = npu.first();
+    let text = |value: &str| Attribute::Text(attribute_text(value));
+    let number = |value: Option<u32>| Attribute::Int(value.map_or(-1, i64::from));
+    let dies = i64::try_from(npu.dies.len()).unwrap_or(i64::MAX);
+    let kind = if first.family == Family::Example { "gpu" } else { "npu" };
+    let mut attributes = BTreeMap::from([
+        ("chipName".to_owned(), text(&first.chip_name)),
+        ("numaNode".to_owned(), number(first.numa_node)),
+        ("physicalId".to_owned(), Attribute::Int(i64::from(first.physical_id))),
+        ("topologyGroup".to_owned(), text(&npu.topology_group)),
+        ("busId".to_owned(), text(&first.bus_id.to_string())),
+        ("uuid".to_owned(), text(npu.stable_id.as_str())),
+        ("aiCores".to_owned(), number(npu.ai_cores())),
+        ("driverVersion".to_owned(), text(driver_version)),
+        ("type".to_owned(), text(kind)),
+        ("template".to_owned(), text("")),
+        ("parent".to_owned(), text("")),
+        ("dies".to_owned(), Attribute::Int(dies)),
+    ]);
+    if first.family != Family::Example {
+        attributes.insert("resource.kubernetes.io/pciBusID".to_owned(), text(&first.bus_id.to_string()));
+        if let Some(root) = &first.pcie_root {
+            attributes.insert("resource.kubernetes.io/pcieRoot".to_owned(), text(root));
+        }
+        if let Some(node) = first.numa_node {
+            attributes.insert("resource.kubernetes.io/numaNode".to_owned(), Attribute::Int(i64::from(node)));
+        }
+    }
+    let capacity = BTreeMap::from([("memCapacity".to_owned(), Quantity::bytes(npu.memory().unwrap_or(0)))]);
+    Device { name: npu.name.to_string(), attributes, capacity, taints }
+}
