@@ -21,3 +21,4 @@
 
 pub mod device;
 pub mod domain;
+pub mod engine;

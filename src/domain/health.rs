@@ -109,6 +109,21 @@ pub struct Health {
     pub since: Timestamp,
 }
 
+/// Health of one published device, as kubelet's health stream wants it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceHealth {
+    /// Pool.
+    pub pool: String,
+    /// Device.
+    pub device: String,
+    /// Level.
+    pub level: Level,
+    /// When it last changed.
+    pub since: Timestamp,
+    /// For people: ASCII, short; empty if all is well.
+    pub message: String,
+}
+
 /// One step of health: the old state, a new reading, the time; gives the new state and whether users must hear of it.
 #[must_use]
 pub fn step(old: Option<&Health>, reading: HealthReading, now: Timestamp) -> (Health, bool) {

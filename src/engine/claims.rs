@@ -1,0 +1,412 @@
+//! One job per claim UID.
+//!
+//! * Different claims run side by side; equal requests join the job that runs.
+//! * An unprepare cancels the prepare of its claim at that one's next step, waits for it to undo itself, then runs.
+//! * A prepare that was *received* before an unprepare of its claim was answered brings nothing back: kubelet's calls
+//!   can overtake each other. One received later is new (a direct claim keeps its UID from pod to pod).
+//! * A job is a task of its own: it goes on when kubelet drops the call.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info_span};
+
+use super::{
+    Core, now,
+    steps::{self, Outcome},
+};
+use crate::domain::{
+    claim::{ClaimRef, ClaimUid, PreparedDevice},
+    notice::Notice,
+    plan::Step,
+    refusal::Refusal,
+};
+
+/// Proof that a call was received, and when in the order of calls. A clone is the same call.
+#[derive(Debug, Clone)]
+pub struct Received(Arc<Receipt>);
+
+#[derive(Debug)]
+struct Receipt {
+    sequence: u64,
+    desk: Arc<Mutex<Desk>>,
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        let mut desk = lock(&self.desk);
+        desk.open.remove(&self.sequence);
+        desk.prune();
+    }
+}
+
+/// Order of calls, and which claims were unprepared while older calls are still about.
+#[derive(Debug, Default)]
+struct Desk {
+    next: u64,
+    open: BTreeSet<u64>,
+    unprepared: HashMap<ClaimUid, u64>,
+}
+
+impl Desk {
+    /// A tombstone matters only while a call that is older than it is open.
+    fn prune(&mut self) {
+        match self.open.first().copied() {
+            None => self.unprepared.clear(),
+            Some(oldest) => self.unprepared.retain(|_, at| *at > oldest),
+        }
+    }
+}
+
+type PrepareResult = Result<Vec<PreparedDevice>, Refusal>;
+type Pending<T> = watch::Receiver<Option<T>>;
+
+/// The job of one claim.
+#[derive(Debug, Clone)]
+enum Job {
+    Prepare {
+        claim: ClaimRef,
+        cancel: CancellationToken,
+        done: Pending<PrepareResult>,
+    },
+    Unprepare {
+        done: Pending<Result<(), Refusal>>,
+    },
+    /// Recovery's step for this claim.
+    Recover {
+        done: Pending<()>,
+    },
+}
+
+/// All jobs.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    desk: Arc<Mutex<Desk>>,
+    jobs: Mutex<HashMap<ClaimUid, Job>>,
+    closed: AtomicBool,
+    emptied: Notify,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Claims {
+    pub(super) fn received(&self) -> Received {
+        let mut desk = lock(&self.desk);
+        let sequence = desk.next;
+        desk.next += 1;
+        desk.open.insert(sequence);
+        Received(Arc::new(Receipt { sequence, desk: self.desk.clone() }))
+    }
+
+    /// Refuses new work from now on.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Waits until no job runs.
+    pub(super) async fn idle(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if lock(&self.jobs).is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    fn is_overtaken(&self, received: &Received, uid: &ClaimUid) -> bool {
+        lock(&self.desk).unprepared.get(uid).is_some_and(|at| *at > received.0.sequence)
+    }
+
+    /// Notes that an unprepare is being answered now.
+    fn unprepared(&self, uid: &ClaimUid) {
+        let mut desk = lock(&self.desk);
+        let at = desk.next;
+        desk.next += 1;
+        desk.unprepared.insert(uid.clone(), at);
+        desk.prune();
+    }
+
+    fn end(&self, uid: &ClaimUid, is_mine: impl Fn(&Job) -> bool) {
+        let mut jobs = lock(&self.jobs);
+        if jobs.get(uid).is_some_and(is_mine) {
+            jobs.remove(uid);
+        }
+        if jobs.is_empty() {
+            self.emptied.notify_waiters();
+        }
+    }
+}
+
+/// Waits for a job's result; `None` if its task died.
+async fn result<T: Clone>(mut done: Pending<T>) -> Option<T> {
+    done.wait_for(Option::is_some).await.ok().and_then(|value| value.clone())
+}
+
+/// Answers with the result of a prepare that runs for `claim`.
+fn join(claim: ClaimRef, done: Pending<PrepareResult>) -> BoxFuture<'static, PrepareResult> {
+    async move { result(done).await.unwrap_or_else(|| Err(died(claim))) }.boxed()
+}
+
+fn died(claim: ClaimRef) -> Refusal {
+    Refusal::Internal(claim, "its task ended without an answer".to_owned())
+}
+
+/// Runs a future, turning a panic into `None`: one bad claim must not take the node's admission down.
+async fn guarded<T>(future: impl Future<Output = T>) -> Option<T> {
+    std::panic::AssertUnwindSafe(future).catch_unwind().await.ok()
+}
+
+pub(super) fn prepare(core: Arc<Core>, received: Received, claim: ClaimRef) -> BoxFuture<'static, PrepareResult> {
+    if core.claims.closed.load(Ordering::Acquire) {
+        return futures::future::err(Refusal::Stopping).boxed();
+    }
+    let mut jobs = lock(&core.claims.jobs);
+    if core.claims.is_overtaken(&received, &claim.uid) {
+        return futures::future::err(Refusal::Overtaken(claim)).boxed();
+    }
+    match jobs.get(&claim.uid) {
+        Some(Job::Prepare { claim: running, cancel, done }) if *running == claim && !cancel.is_cancelled() => {
+            return join(claim, done.clone());
+        }
+        // Its unprepare is not answered yet, so this call was received before.
+        Some(Job::Prepare { .. } | Job::Unprepare { .. }) => {
+            return futures::future::err(Refusal::Overtaken(claim)).boxed();
+        }
+        Some(Job::Recover { done }) => {
+            let done = done.clone();
+            drop(jobs);
+            return async move {
+                result(done).await;
+                prepare(core, received, claim).await
+            }
+            .boxed();
+        }
+        None => {
+            let (sender, done) = watch::channel(None);
+            let cancel = CancellationToken::new();
+            let job = Job::Prepare { claim: claim.clone(), cancel: cancel.clone(), done: done.clone() };
+            jobs.insert(claim.uid.clone(), job);
+            drop(jobs);
+            let span = info_span!("prepare", claim = %claim, claim.uid = %claim.uid);
+            let reference = claim.clone();
+            let work = async move {
+                // Held to the end, so that an unprepare answered meanwhile is remembered.
+                let _received = received;
+                let done = guarded(run_prepare(&core, &reference, &cancel)).await;
+                let answer = done.unwrap_or_else(|| {
+                    error!("the prepare task panicked");
+                    Err(Refusal::Internal(reference.clone(), "the task panicked".to_owned()))
+                });
+                if let Err(refusal) = &answer {
+                    core.outbox.say(&Notice::Refused {
+                        claim: reference.clone(),
+                        operation: "prepare",
+                        refusal: refusal.clone(),
+                    });
+                }
+                core.claims.end(
+                    &reference.uid,
+                    |job| matches!(job, Job::Prepare { cancel: mine, .. } if !mine.is_cancelled()),
+                );
+                sender.send_replace(Some(answer));
+            };
+            tokio::spawn(work.instrument(span));
+            return join(claim, done);
+        }
+    }
+}
+
+async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationToken) -> PrepareResult {
+    let overtaken = || Err(Refusal::Overtaken(claim.clone()));
+    let mut recovered = core.state.recovered();
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => return overtaken(),
+        waited = tokio::time::timeout(core.timing.first_scan_wait, recovered.wait_for(|done| *done)) => {
+            if !matches!(waited, Ok(Ok(_))) {
+                let status = core.backend.status();
+                return Err(Refusal::NotScanned(format!("{} is {}: {}", status.backend, status.state, status.detail)));
+            }
+        }
+    }
+    let allocated = tokio::select! {
+        biased;
+        () = cancel.cancelled() => return overtaken(),
+        read = core.api.claim(claim.clone()) => read?,
+    };
+    if cancel.is_cancelled() {
+        return overtaken();
+    }
+    let (prepare, before) = core.state.reserve(&allocated, now())?;
+    let (disk, steps, token, earlier) = (core.disk.clone(), prepare.steps, cancel.clone(), before.clone());
+    let run = move || steps::run(&*disk, &steps, earlier.as_ref(), &|| token.is_cancelled());
+    let outcome = match tokio::task::spawn_blocking(run).await {
+        Ok(outcome) => outcome,
+        // A panic in a step: what reached the disk is unknown, so the claim keeps its devices until it is unprepared.
+        Err(panic) => return Err(Refusal::Internal(claim.clone(), panic.to_string())),
+    };
+    match outcome {
+        Outcome::Done => {
+            core.outbox.say(&Notice::Prepared {
+                claim: claim.clone(),
+                devices: prepare.record.device_names(),
+                replay: before.is_some(),
+            });
+            Ok(prepare.answer)
+        }
+        Outcome::Undone { step, why } => {
+            core.state.unreserve(&claim.uid, before);
+            match why {
+                Some(why) => Err(Refusal::Failed { claim: claim.clone(), what: step, why }),
+                None => overtaken(),
+            }
+        }
+        Outcome::Stuck { step, why } => Err(Refusal::Failed { claim: claim.clone(), what: step, why }),
+    }
+}
+
+pub(super) fn unprepare(
+    core: Arc<Core>,
+    received: Received,
+    claim: ClaimRef,
+    force: bool,
+) -> BoxFuture<'static, Result<(), Refusal>> {
+    if core.claims.closed.load(Ordering::Acquire) {
+        return futures::future::err(Refusal::Stopping).boxed();
+    }
+    let mut jobs = lock(&core.claims.jobs);
+    let wait_for: BoxFuture<'static, ()> = match jobs.get(&claim.uid) {
+        Some(Job::Unprepare { done }) => {
+            let done = done.clone();
+            return async move { result(done).await.unwrap_or_else(|| Err(died(claim))) }.boxed();
+        }
+        Some(Job::Prepare { cancel, done, .. }) => {
+            cancel.cancel();
+            result(done.clone()).map(drop).boxed()
+        }
+        Some(Job::Recover { done }) => result(done.clone()).map(drop).boxed(),
+        None => futures::future::ready(()).boxed(),
+    };
+    let (sender, done) = watch::channel(None);
+    jobs.insert(claim.uid.clone(), Job::Unprepare { done: done.clone() });
+    drop(jobs);
+    let span = info_span!("unprepare", claim = %claim, claim.uid = %claim.uid);
+    let reference = claim.clone();
+    let work = async move {
+        let _received = received;
+        wait_for.await;
+        let done = guarded(run_unprepare(&core, &reference, force)).await;
+        let answer = done.unwrap_or_else(|| {
+            error!("the unprepare task panicked");
+            Err(Refusal::Internal(reference.clone(), "the task panicked".to_owned()))
+        });
+        if let Err(refusal) = &answer {
+            let claim = reference.clone();
+            core.outbox.say(&Notice::Refused { claim, operation: "unprepare", refusal: refusal.clone() });
+        }
+        core.claims.unprepared(&reference.uid);
+        core.claims.end(&reference.uid, |job| matches!(job, Job::Unprepare { .. }));
+        sender.send_replace(Some(answer));
+    };
+    tokio::spawn(work.instrument(span));
+    async move { result(done).await.unwrap_or_else(|| Err(died(claim))) }.boxed()
+}
+
+async fn run_unprepare(core: &Arc<Core>, claim: &ClaimRef, force: bool) -> Result<(), Refusal> {
+    let (work, uid) = (core.clone(), claim.uid.clone());
+    let run = move || -> Result<Option<(&'static str, String)>, Refusal> {
+        let looking = |why| ("looking for the CDI file", why);
+        let file = match work.state.is_quarantined(&uid).then(|| work.disk.has_file(&uid)) {
+            Some(Ok(file)) => file,
+            Some(Err(why)) => return Ok(Some(looking(why))),
+            None => false,
+        };
+        for step in work.state.release(&uid, file, force)? {
+            if let Err(why) = work.disk.apply(&step) {
+                return Ok(Some((step.name(), why)));
+            }
+        }
+        Ok(None)
+    };
+    let failed = |what, why| Refusal::Failed { claim: claim.clone(), what, why };
+    match tokio::task::spawn_blocking(run).await {
+        Ok(Ok(None)) => {
+            if let Some(record) = core.state.released(&claim.uid) {
+                core.outbox.say(&Notice::Unprepared { claim: record.claim });
+            }
+            Ok(())
+        }
+        Ok(Ok(Some((what, why)))) => Err(failed(what, why)),
+        Ok(Err(refusal)) => Err(refusal),
+        Err(panic) => Err(Refusal::Internal(claim.clone(), panic.to_string())),
+    }
+}
+
+/// Makes records and CDI files agree after the first scan, claim by claim; a claim that is being worked on is left to
+/// its job, which ends in the same state.
+pub(super) async fn recover(core: &Arc<Core>) {
+    let disk = core.disk.clone();
+    let files = match tokio::task::spawn_blocking(move || disk.files()).await {
+        Ok(Ok(files)) => files,
+        Ok(Err(why)) => {
+            error!(error = why, "the CDI directory cannot be read; recovery goes by the records alone");
+            Vec::new()
+        }
+        Err(panic) => {
+            error!(error = %panic, "reading the CDI directory panicked");
+            Vec::new()
+        }
+    };
+    let recovery = core.state.recovery(&files, now());
+    let work = core.clone();
+    let steps = recovery.steps;
+    let done = tokio::task::spawn_blocking(move || {
+        for step in steps {
+            recover_one(&work, &step);
+        }
+    });
+    if let Err(panic) = done.await {
+        error!(error = %panic, "recovery panicked; claims are re-done at their next prepare");
+    }
+    core.state.set_recovered();
+}
+
+fn recover_one(core: &Core, step: &Step) {
+    let uid = match step {
+        Step::Write(record) => &record.claim.uid,
+        Step::Inject(injection) => &injection.claim.uid,
+        Step::Withdraw(uid) | Step::Forget(uid) => uid,
+    };
+    let (sender, done) = watch::channel(None);
+    {
+        let mut jobs = lock(&core.claims.jobs);
+        if jobs.contains_key(uid) {
+            return;
+        }
+        jobs.insert(uid.clone(), Job::Recover { done });
+    }
+    if core.state.still_holds(step) {
+        match (core.disk.apply(step), step) {
+            (Ok(()), Step::Write(record)) => {
+                core.state.rebuilt((**record).clone());
+                core.outbox.say(&Notice::Rebuilt { uid: uid.to_string() });
+            }
+            (Ok(()), Step::Withdraw(_)) => core.outbox.say(&Notice::Swept { uid: uid.to_string() }),
+            (Ok(()), _) => {}
+            (Err(why), _) => error!(claim.uid = %uid, step = step.name(), error = why, "recovery step failed"),
+        }
+    }
+    core.claims.end(uid, |job| matches!(job, Job::Recover { .. }));
+    sender.send_replace(Some(()));
+}

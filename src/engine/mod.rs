@@ -1,0 +1,216 @@
+//! Claims and devices in motion. Decisions are those of `domain::plan`; the engine carries them out.
+//!
+//! * `state` is the only thing that changes: synchronous, its lock is never held over an await.
+//! * `claims` runs one job per claim UID: equal requests join, an unprepare overtakes a prepare.
+//! * `steps` does a plan's durable steps, one after the other, on the bounded blocking pool, and undoes them.
+//! * `health` keeps inventory, health and the published pool in step with the hardware.
+//! * `outbox` turns one notice into journal entry, metric and Event.
+
+mod claims;
+mod health;
+mod outbox;
+mod state;
+mod steps;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use self::{claims::Claims, outbox::Outbox, state::State};
+pub use self::{
+    claims::Received,
+    state::{DeviceView, Snapshot},
+    steps::Disk,
+};
+use crate::{
+    device::Backend,
+    domain::{
+        claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
+        health::DeviceHealth,
+        node::NodeMemory,
+        notice::Notice,
+        plan::Node,
+        record::{Quarantined, Record},
+        refusal::Refusal,
+        slice::Pool,
+    },
+};
+
+/// What the engine needs of the API server.
+pub trait Api: Send + Sync + 'static {
+    /// Reads a claim with its allocation.
+    fn claim(&self, claim: ClaimRef) -> BoxFuture<'static, Result<AllocatedClaim, Refusal>>;
+    /// Sets the pool that should be published.
+    fn publish(&self, pool: Pool);
+    /// Tells the cluster of a notice; never blocks.
+    fn event(&self, notice: &Notice);
+}
+
+/// What the engine starts from.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// Records of all claims.
+    pub records: Vec<Record>,
+    /// Claims whose records are damaged.
+    pub quarantined: Vec<Quarantined>,
+    /// What the node remembers of its cards.
+    pub memory: NodeMemory,
+}
+
+/// How often and how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Time between two health polls.
+    pub health_interval: Duration,
+    /// Time between two scans while a card is missing or the last scan failed.
+    pub rescan: Duration,
+    /// How long a prepare waits for the start-up scan: less than kubelet's 45 s.
+    pub first_scan_wait: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            health_interval: Duration::from_secs(5),
+            rescan: Duration::from_secs(10),
+            first_scan_wait: Duration::from_secs(40),
+        }
+    }
+}
+
+/// The seams that the engine is built on.
+pub struct Parts {
+    /// What never changes.
+    pub node: Node,
+    /// The hardware.
+    pub backend: Arc<dyn Backend>,
+    /// Records, node memory and CDI files.
+    pub disk: Arc<dyn Disk>,
+    /// The API server.
+    pub api: Arc<dyn Api>,
+    /// What was on disk at the start.
+    pub loaded: Loaded,
+    /// How often and how long.
+    pub timing: Timing,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// The engine. A clone is the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    core: Arc<Core>,
+}
+
+/// What all parts of the engine share.
+pub(crate) struct Core {
+    node: Node,
+    backend: Arc<dyn Backend>,
+    disk: Arc<dyn Disk>,
+    api: Arc<dyn Api>,
+    timing: Timing,
+    state: State,
+    claims: Claims,
+    outbox: Outbox,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("node", &self.core.node).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Builds an engine and registers its metrics. Nothing runs yet, but calls may come: a prepare waits for
+    /// [`run`](Self::run) to end the first scan.
+    pub fn new(parts: Parts, registry: &mut Registry) -> Self {
+        let outbox = Outbox::new(registry, parts.api.clone());
+        for quarantined in &parts.loaded.quarantined {
+            outbox.say(&Notice::Quarantined { uid: quarantined.uid.to_string(), why: quarantined.why.clone() });
+        }
+        let state = State::new(parts.node.clone(), parts.loaded);
+        let core = Core {
+            node: parts.node,
+            backend: parts.backend,
+            disk: parts.disk,
+            api: parts.api,
+            timing: parts.timing,
+            state,
+            claims: Claims::default(),
+            outbox,
+        };
+        Self { core: Arc::new(core) }
+    }
+
+    /// Scans, recovers, publishes, then watches health until `shutdown`. `pulse` is called after every full turn:
+    /// the watchdog's sign of life.
+    pub async fn run(&self, shutdown: CancellationToken, pulse: impl Fn() + Send + Sync) {
+        health::run(&self.core, shutdown, pulse).await;
+    }
+
+    /// Marks a call as received; take one at the entry of each RPC.
+    pub fn received(&self) -> Received {
+        self.core.claims.received()
+    }
+
+    /// Prepares a claim. The work goes on if the answer is no longer awaited.
+    pub fn prepare(
+        &self,
+        received: Received,
+        claim: ClaimRef,
+    ) -> BoxFuture<'static, Result<Vec<PreparedDevice>, Refusal>> {
+        claims::prepare(self.core.clone(), received, claim)
+    }
+
+    /// Unprepares a claim. The work goes on if the answer is no longer awaited.
+    pub fn unprepare(&self, received: Received, claim: ClaimRef) -> BoxFuture<'static, Result<(), Refusal>> {
+        claims::unprepare(self.core.clone(), received, claim, false)
+    }
+
+    /// Lets go of a claim whatever is known of it: root's last resort for a damaged record.
+    ///
+    /// Succeeds for a claim that is not known, as an unprepare does.
+    pub fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>> {
+        let claim = ClaimRef { namespace: String::new(), name: uid.to_string(), uid };
+        claims::unprepare(self.core.clone(), self.received(), claim, true)
+    }
+
+    /// Health of all devices that live claims hold; the complete list at each change.
+    pub fn health(&self) -> watch::Receiver<Arc<Vec<DeviceHealth>>> {
+        self.core.state.health_stream()
+    }
+
+    /// Everything that `npuctl` shows of cards and claims, without a vendor call.
+    pub fn snapshot(&self) -> Snapshot {
+        self.core.state.snapshot(self.core.backend.status())
+    }
+
+    /// Changes whenever a snapshot would look different.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.core.state.changes()
+    }
+
+    /// True once the first scan and the recovery after it have ended.
+    pub fn is_recovered(&self) -> bool {
+        *self.core.state.recovered().borrow()
+    }
+
+    /// Waits until no claim is being worked on, at most `bound`; true if so. New work is refused from now on.
+    pub async fn drain(&self, bound: Duration) -> bool {
+        self.core.claims.close();
+        tokio::time::timeout(bound, self.core.claims.idle()).await.is_ok()
+    }
+}
+
+/// The present time; the one clock of the engine.
+fn now() -> Timestamp {
+    Timestamp::now()
+}
