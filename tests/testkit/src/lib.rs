@@ -1,3 +1,4 @@
 //! Stand-ins for the two sides that a driver talks to, and a simulated node.
 
+pub mod api;
 pub mod kubelet;
