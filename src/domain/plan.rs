@@ -358,3 +358,323 @@ fn rebuild(node: &Node, file: &FoundFile, inventory: &Inventory, ledger: &Ledger
     let (claim, boot_id) = (content.claim.clone(), node.boot_id.clone());
     Some(Record { claim, boot_id, phase: Phase::Prepared, prepared_at: now, devices })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::{
+        health::{HealthReading, Level},
+        inventory::tests::inventory_of,
+        names::NodeName,
+        npu::MissingChip,
+        quantity::Quantity,
+        record::Quarantined,
+    };
+
+    const BOOT: &str = "boot-1";
+
+    fn node() -> Node {
+        let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+        let driver = DriverName::new("npu.huawei.com").unwrap();
+        Node { driver, pool, boot_id: BOOT.to_owned(), no_slicing: "not in this build" }
+    }
+
+    fn uid(n: usize) -> ClaimUid {
+        ClaimUid::new(format!("0000-{n}")).unwrap()
+    }
+
+    fn claim(n: usize, devices: &[(&str, bool)]) -> AllocatedClaim {
+        let results = devices
+            .iter()
+            .enumerate()
+            .map(|(index, (device, admin_access))| AllocatedDevice {
+                request: format!("r{index}/sub"),
+                driver: "npu.huawei.com".to_owned(),
+                pool: "master/npu".to_owned(),
+                device: (*device).to_owned(),
+                admin_access: *admin_access,
+                share_id: None,
+                consumed_capacity: BTreeMap::new(),
+            })
+            .collect();
+        let claim = ClaimRef { namespace: "ml".to_owned(), name: format!("claim-{n}"), uid: uid(n) };
+        AllocatedClaim { claim, results, config: Vec::new() }
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_000).unwrap()
+    }
+
+    /// What the disk holds.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    struct Disk {
+        records: BTreeMap<ClaimUid, Record>,
+        files: BTreeMap<ClaimUid, Injection>,
+    }
+
+    impl Disk {
+        fn apply(&mut self, step: &Step) {
+            match step {
+                Step::Write(record) => drop(self.records.insert(record.claim.uid.clone(), (**record).clone())),
+                Step::Inject(injection) => drop(self.files.insert(injection.claim.uid.clone(), injection.clone())),
+                Step::Withdraw(uid) => drop(self.files.remove(uid)),
+                Step::Forget(uid) => drop(self.records.remove(uid)),
+            }
+        }
+
+        fn ledger(&self) -> Ledger {
+            let mut ledger = Ledger::default();
+            self.records.values().for_each(|record| ledger.insert(record.clone()));
+            ledger
+        }
+
+        fn found(&self) -> Vec<FoundFile> {
+            self.files
+                .iter()
+                .map(|(uid, content)| FoundFile { uid: uid.clone(), content: Some(content.clone()) })
+                .collect()
+        }
+
+        /// Each record has its file, each file its record, and no card has two owners.
+        fn assert_legal(&self) {
+            assert_eq!(self.records.keys().collect::<Vec<_>>(), self.files.keys().collect::<Vec<_>>());
+            let mut owned = BTreeSet::new();
+            for record in self.records.values() {
+                assert_eq!(self.files[&record.claim.uid], injection(record));
+                for holding in record.devices.iter().filter(|holding| !holding.admin_access) {
+                    assert!(owned.insert(holding.stable_id.clone()), "{} has two owners", holding.device);
+                }
+            }
+        }
+    }
+
+    fn plan(claim: &AllocatedClaim, disk: &Disk) -> Result<Prepare, Refusal> {
+        prepare(&node(), claim, &inventory_of(8), &HealthMap::new(), &disk.ledger(), now())
+    }
+
+    fn recovered(disk: &Disk) -> Disk {
+        let mut disk = disk.clone();
+        let ledger = disk.ledger();
+        for step in recover(&node(), &ledger, &inventory_of(8), &disk.found(), now()).steps {
+            disk.apply(&step);
+        }
+        disk
+    }
+
+    #[test]
+    fn a_whole_npu_is_recorded_then_injected() {
+        let prepared = plan(&claim(1, &[("npu-3", false)]), &Disk::default()).unwrap();
+        let names: Vec<_> = prepared.steps.iter().map(Step::name).collect();
+        assert_eq!(names, ["writing the record", "writing the CDI file"]);
+        let id = "npu.huawei.com/npu=0000-1_0000A003-00000001-00000002-00000003-00000004";
+        assert_eq!(
+            prepared.answer,
+            [PreparedDevice {
+                request_names: vec!["r0".to_owned()],
+                pool: "master/npu".to_owned(),
+                device: "npu-3".to_owned(),
+                cdi_device_ids: vec![id.to_owned()],
+                share_id: None,
+            }]
+        );
+        assert_eq!(injection(&prepared.record).devices[0].physical_ids, [3]);
+    }
+
+    #[test]
+    fn results_of_other_drivers_are_never_touched() {
+        let mut mixed = claim(1, &[("npu-3", false), ("npu-4", false)]);
+        mixed.results[1].driver = "other.example.com".to_owned();
+        let prepared = plan(&mixed, &Disk::default()).unwrap();
+        assert_eq!(prepared.record.device_names(), "npu-3");
+        mixed.results.remove(0);
+        assert!(matches!(plan(&mixed, &Disk::default()), Err(Refusal::NothingForUs(..))));
+    }
+
+    #[test]
+    fn a_held_card_is_refused_and_both_claims_are_named() {
+        let mut disk = Disk::default();
+        plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        let text = plan(&claim(2, &[("npu-3", false)]), &disk).unwrap_err().to_string();
+        assert!(text.contains("ml/claim-2") && text.contains("ml/claim-1"), "{text}");
+    }
+
+    #[test]
+    fn an_admin_claim_looks_at_a_held_card_and_owns_nothing() {
+        let mut disk = Disk::default();
+        plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        let look = plan(&claim(2, &[("npu-3", true), ("npu-3", true), ("npu-4", true)]), &disk).unwrap();
+        assert_eq!(look.answer.len(), 2);
+        assert_eq!(look.answer[0].request_names, ["r0", "r1"]);
+        assert!(look.record.devices.iter().all(|holding| holding.physical_ids.is_empty()));
+        look.steps.iter().for_each(|step| disk.apply(step));
+        disk.assert_legal();
+        plan(&claim(3, &[("npu-4", false)]), &disk).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_with_its_own_reason() {
+        let mut twice = claim(1, &[("npu-3", false), ("npu-3", false)]);
+        assert!(matches!(plan(&twice, &Disk::default()), Err(Refusal::Twice { .. })));
+        twice.results.truncate(1);
+        twice.results[0].pool = "other/npu".to_owned();
+        assert!(matches!(plan(&twice, &Disk::default()), Err(Refusal::ForeignPool { .. })));
+        let many: Vec<_> = (0..33).map(|_| ("npu-0", true)).collect();
+        assert_eq!(plan(&claim(1, &many), &Disk::default()), Err(Refusal::TooManyDevices(claim(1, &[]).claim, 33)));
+        assert!(matches!(plan(&claim(1, &[("npu-9", false)]), &Disk::default()), Err(Refusal::DeviceGone { .. })));
+        let mut share = claim(1, &[("npu-3", false)]);
+        share.results[0].share_id = Some("s".to_owned());
+        assert!(matches!(plan(&share, &Disk::default()), Err(Refusal::ShareNotCut { .. })));
+        share.results[0].share_id = None;
+        share.results[0].consumed_capacity.insert("memCapacity".to_owned(), Quantity::bytes(8 << 30));
+        assert!(matches!(plan(&share, &Disk::default()), Err(Refusal::ShareNotCut { .. })));
+    }
+
+    #[test]
+    fn a_gone_device_names_the_chips_that_cannot_be_read() {
+        let mut inventory = inventory_of(1);
+        inventory.missing = vec![MissingChip { what: "card 3".to_owned(), why: "-8012".to_owned() }];
+        let refusal =
+            prepare(&node(), &claim(1, &[("npu-3", false)]), &inventory, &HealthMap::new(), &Ledger::default(), now());
+        let text = refusal.unwrap_err().to_string();
+        assert!(text.contains("card 3 (-8012)"), "{text}");
+    }
+
+    #[test]
+    fn a_sick_card_takes_no_new_claim_but_keeps_the_one_it_has() {
+        let inventory = inventory_of(8);
+        let sick = Health {
+            reading: HealthReading { codes: vec![0x80E0_1801], ..HealthReading::of(Level::Critical) },
+            since: now(),
+        };
+        let health = HealthMap::from([(inventory.npus()[3].stable_id.clone(), sick)]);
+        let wanted = claim(1, &[("npu-3", false)]);
+        let refusal = prepare(&node(), &wanted, &inventory, &health, &Ledger::default(), now()).unwrap_err();
+        assert!(refusal.to_string().ends_with("critical, codes 80E01801"), "{refusal}");
+        let mut disk = Disk::default();
+        plan(&wanted, &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        prepare(&node(), &wanted, &inventory, &health, &disk.ledger(), now()).unwrap();
+    }
+
+    #[test]
+    fn a_claim_with_other_devices_must_be_unprepared_first() {
+        let mut disk = Disk::default();
+        plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        let text = plan(&claim(1, &[("npu-4", false)]), &disk).unwrap_err().to_string();
+        assert!(text.contains("prepared with npu-3") && text.contains("now allocated npu-4"), "{text}");
+    }
+
+    #[test]
+    fn after_a_reboot_the_record_is_written_anew() {
+        let mut disk = Disk::default();
+        let wanted = claim(1, &[("npu-3", false)]);
+        plan(&wanted, &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        let rebooted = Node { boot_id: "boot-2".to_owned(), ..node() };
+        let later = Timestamp::from_second(2_000).unwrap();
+        let again = prepare(&rebooted, &wanted, &inventory_of(8), &HealthMap::new(), &disk.ledger(), later).unwrap();
+        assert_eq!(again.steps.len(), 2);
+        assert_eq!((again.record.boot_id.as_str(), again.record.prepared_at), ("boot-2", later));
+        assert_eq!(recover(&rebooted, &disk.ledger(), &inventory_of(8), &disk.found(), now()), Recovery::default());
+    }
+
+    #[test]
+    fn a_damaged_record_holds_its_claim_until_it_is_rebuilt_from_its_file() {
+        let mut disk = Disk::default();
+        plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
+        let quarantined = Quarantined { uid: uid(1), why: "its checksum is wrong".to_owned(), path: String::new() };
+        let mut ledger = Ledger::default();
+        ledger.quarantine(quarantined);
+        assert!(matches!(unprepare(&uid(1), &ledger, true), Err(Refusal::Quarantined { .. })));
+        assert_eq!(unprepare(&uid(1), &ledger, false).unwrap(), release(&uid(1)));
+        let recovery = recover(&node(), &ledger, &inventory_of(8), &disk.found(), now());
+        assert_eq!(recovery.rebuilt, [uid(1)]);
+        let Step::Write(record) = &recovery.steps[0] else { panic!("{recovery:?}") };
+        assert_eq!(record.device_names(), "npu-3");
+        assert_eq!(injection(record), disk.files[&uid(1)]);
+        // Not if somebody else owns the card by now.
+        plan(&claim(2, &[("npu-3", false)]), &Disk::default()).unwrap().steps.iter().for_each(|step| {
+            if let Step::Write(record) = step {
+                ledger.insert((**record).clone());
+            }
+        });
+        assert_eq!(recover(&node(), &ledger, &inventory_of(8), &disk.found(), now()).rebuilt, []);
+    }
+
+    fn devices() -> impl Strategy<Value = Vec<(&'static str, bool)>> {
+        let names = prop::sample::select(&["npu-0", "npu-1", "npu-2", "npu-3", "npu-4"][..]);
+        prop::collection::vec((names, prop::bool::weighted(0.2)), 1..4)
+    }
+
+    proptest! {
+        #[test]
+        fn unprepare_after_prepare_restores_the_disk(others in prop::collection::vec(devices(), 0..4), mine in devices()) {
+            let mut disk = Disk::default();
+            for (n, devices) in others.iter().enumerate() {
+                if let Ok(prepared) = plan(&claim(n, devices), &disk) {
+                    prepared.steps.iter().for_each(|step| disk.apply(step));
+                }
+            }
+            let before = disk.clone();
+            if let Ok(prepared) = plan(&claim(99, &mine), &disk) {
+                prepared.steps.iter().for_each(|step| disk.apply(step));
+                disk.assert_legal();
+                unprepare(&uid(99), &disk.ledger(), true).unwrap().iter().for_each(|step| disk.apply(step));
+            }
+            prop_assert_eq!(disk, before);
+        }
+
+        #[test]
+        fn preparing_twice_gives_the_same_answer_and_changes_nothing(mine in devices()) {
+            let mut disk = Disk::default();
+            if let Ok(first) = plan(&claim(1, &mine), &disk) {
+                first.steps.iter().for_each(|step| disk.apply(step));
+                let before = disk.clone();
+                let second = plan(&claim(1, &mine), &disk).unwrap();
+                prop_assert_eq!(&second.answer, &first.answer);
+                prop_assert!(second.steps.iter().all(|step| matches!(step, Step::Inject(_))), "a replay writes no record");
+                second.steps.iter().for_each(|step| disk.apply(step));
+                prop_assert_eq!(disk, before);
+            }
+        }
+
+        #[test]
+        fn a_cut_after_any_step_is_recovered(others in prop::collection::vec(devices(), 0..4), mine in devices(), cut in 0..3usize, gone in any::<bool>()) {
+            let mut disk = Disk::default();
+            for (n, devices) in others.iter().enumerate() {
+                if let Ok(prepared) = plan(&claim(n, devices), &disk) {
+                    prepared.steps.iter().for_each(|step| disk.apply(step));
+                }
+            }
+            if let Ok(prepared) = plan(&claim(99, &mine), &disk) {
+                if gone {
+                    prepared.steps.iter().for_each(|step| disk.apply(step));
+                    unprepare(&uid(99), &disk.ledger(), true).unwrap().iter().take(cut).for_each(|step| disk.apply(step));
+                } else {
+                    prepared.steps.iter().take(cut).for_each(|step| disk.apply(step));
+                }
+            }
+            let once = recovered(&disk);
+            once.assert_legal();
+            prop_assert_eq!(recovered(&once), once.clone(), "recovery is at rest after one turn");
+        }
+
+        #[test]
+        fn undoing_any_prefix_restores_the_disk(mine in devices(), before in any::<bool>(), cut in 0..3usize) {
+            let mut disk = Disk::default();
+            if before && let Ok(first) = plan(&claim(1, &mine), &disk) {
+                first.steps.iter().for_each(|step| disk.apply(step));
+            }
+            let start = disk.clone();
+            if let Ok(prepared) = plan(&claim(1, &mine), &disk) {
+                let earlier = start.records.get(&uid(1)).cloned();
+                let done: Vec<_> = prepared.steps.iter().take(cut).collect();
+                for step in &done {
+                    disk.apply(step);
+                }
+                done.iter().rev().filter_map(|step| step.undo(earlier.as_ref())).for_each(|step| disk.apply(&step));
+                prop_assert_eq!(disk, start);
+            }
+        }
+    }
+}

@@ -143,3 +143,97 @@ fn whole_card(npu: &Npu, driver_version: &str, taints: Vec<Taint>) -> Device {
     let capacity = BTreeMap::from([("memCapacity".to_owned(), Quantity::bytes(npu.memory().unwrap_or(0)))]);
     Device { name: npu.name.to_string(), attributes, capacity, taints }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{
+        health::{Health, HealthReading},
+        inventory::tests::{inventory_of, scan_of},
+        names::{NodeName, is_qualified_name},
+        node::NodeMemory,
+    };
+
+    fn pool(inventory: &Inventory, health: &HealthMap) -> Pool {
+        let name = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+        wanted(&DriverName::new("npu.huawei.com").unwrap(), &name, inventory, health)
+    }
+
+    #[test]
+    fn the_card_of_the_requirements_is_published_as_they_show_it() {
+        let pool = pool(&inventory_of(1), &HealthMap::new());
+        let device = &pool.slices[0].devices[0];
+        assert_eq!((pool.name.as_str(), device.name.as_str()), ("master/npu", "npu-0"));
+        assert_eq!(device.attributes["chipName"], Attribute::Text("910B4".to_owned()));
+        assert_eq!(device.attributes["numaNode"], Attribute::Int(6));
+        assert_eq!(device.attributes["physicalId"], Attribute::Int(0));
+        assert_eq!(device.attributes["topologyGroup"], Attribute::Text("ring-0".to_owned()));
+        assert_eq!(device.attributes["resource.kubernetes.io/pciBusID"], Attribute::Text("0000:10:00.0".to_owned()));
+        assert_eq!(device.capacity["memCapacity"].to_string(), "32Gi");
+        assert!(device.taints.is_empty());
+    }
+
+    #[test]
+    fn every_device_has_the_same_own_attributes_within_the_limits_whatever_the_hardware_says() {
+        let mut scan = scan_of(3);
+        scan.driver_version = "v".repeat(200);
+        scan.chips[1].chip_name = format!("{}é\u{0}", "n".repeat(63));
+        scan.chips[1].numa_node = None;
+        scan.chips[1].memory = None;
+        scan.chips[1].ai_cores = None;
+        scan.chips[1].pcie_root = None;
+        scan.chips[2].chip_name = String::new();
+        let inventory = Inventory::from_scan(&scan, &mut NodeMemory::default()).unwrap();
+        let pool = pool(&inventory, &HealthMap::new());
+        let own =
+            |device: &Device| device.attributes.keys().filter(|name| !name.contains('/')).cloned().collect::<Vec<_>>();
+        let devices = &pool.slices[0].devices;
+        for device in devices {
+            assert_eq!(own(device), own(&devices[0]));
+            assert!(device.attributes.len() + device.capacity.len() <= 32);
+            assert!(device.attributes.keys().all(|name| is_qualified_name(name)));
+            assert!(!device.attributes.values().any(|value| matches!(value, Attribute::Text(text) if text.len() > 64)));
+        }
+        assert_eq!(devices[1].attributes["numaNode"], Attribute::Int(-1));
+        assert_eq!(devices[1].capacity["memCapacity"].to_string(), "0");
+    }
+
+    #[test]
+    fn a_sick_card_is_tainted_and_an_unknown_one_is_not() {
+        let inventory = inventory_of(2);
+        let at = |level| Health { reading: HealthReading::of(level), since: jiff::Timestamp::UNIX_EPOCH };
+        let ids: Vec<_> = inventory.npus().iter().map(|npu| npu.stable_id.clone()).collect();
+        let health = HealthMap::from([(ids[0].clone(), at(Level::Critical)), (ids[1].clone(), at(Level::Unknown))]);
+        let pool = pool(&inventory, &health);
+        let taint = Taint {
+            key: "npu.huawei.com/unhealthy".to_owned(),
+            value: "critical".to_owned(),
+            effect: Effect::NoSchedule,
+        };
+        assert_eq!(pool.slices[0].devices[0].taints, [taint]);
+        assert!(pool.slices[0].devices[1].taints.is_empty());
+    }
+
+    #[test]
+    fn slices_hold_at_most_64_devices_and_an_empty_node_has_one() {
+        let sizes = |cards| {
+            pool(&inventory_of(cards), &HealthMap::new())
+                .slices
+                .iter()
+                .map(|slice| slice.devices.len())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(0), [0]);
+        assert_eq!(sizes(64), [64]);
+        assert_eq!(sizes(65), [64, 1]);
+    }
+
+    #[test]
+    fn equal_inventories_give_equal_pools() {
+        let mut scan = scan_of(8);
+        let one = pool(&Inventory::from_scan(&scan, &mut NodeMemory::default()).unwrap(), &HealthMap::new());
+        scan.chips.reverse();
+        let mut memory = NodeMemory::default();
+        assert_eq!(pool(&Inventory::from_scan(&scan, &mut memory).unwrap(), &HealthMap::new()), one);
+    }
+}

@@ -177,20 +177,18 @@ pub(super) fn prepare(core: Arc<Core>, received: Received, claim: ClaimRef) -> B
     }
     match jobs.get(&claim.uid) {
         Some(Job::Prepare { claim: running, cancel, done }) if *running == claim && !cancel.is_cancelled() => {
-            return join(claim, done.clone());
+            join(claim, done.clone())
         }
         // Its unprepare is not answered yet, so this call was received before.
-        Some(Job::Prepare { .. } | Job::Unprepare { .. }) => {
-            return futures::future::err(Refusal::Overtaken(claim)).boxed();
-        }
+        Some(Job::Prepare { .. } | Job::Unprepare { .. }) => futures::future::err(Refusal::Overtaken(claim)).boxed(),
         Some(Job::Recover { done }) => {
             let done = done.clone();
             drop(jobs);
-            return async move {
+            async move {
                 result(done).await;
                 prepare(core, received, claim).await
             }
-            .boxed();
+            .boxed()
         }
         None => {
             let (sender, done) = watch::channel(None);
@@ -222,7 +220,7 @@ pub(super) fn prepare(core: Arc<Core>, received: Received, claim: ClaimRef) -> B
                 sender.send_replace(Some(answer));
             };
             tokio::spawn(work.instrument(span));
-            return join(claim, done);
+            join(claim, done)
         }
     }
 }

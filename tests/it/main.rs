@@ -1,1 +1,5 @@
+//! Integration tests: the layers, the backends, and the real daemon against stand-ins.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // what a test's own helper cannot do, fails the test
+
+mod layers;
