@@ -11,6 +11,8 @@ mod health;
 mod outbox;
 mod state;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 

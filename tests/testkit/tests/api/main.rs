@@ -1,6 +1,5 @@
 //! The API server stand-in, met with a real client.
 
-
 use std::time::Duration;
 
 use http::{Method, Request, header};

@@ -1,0 +1,534 @@
+//! The engine on stand-ins that can be slow, fail or be absent: every order of calls ends as the last one says.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+use crate::{
+    device::{Fault, Status},
+    domain::{
+        claim::AllocatedDevice,
+        health::{HealthReading, Level},
+        inventory::tests::scan_of,
+        names::{DriverName, NodeName, PoolName},
+        notice::Severity,
+        npu::Scan,
+        plan::{FoundFile, Injection, Step},
+    },
+};
+
+/// Hardware that says what it is told.
+#[derive(Debug)]
+struct Hardware {
+    scan: Mutex<Result<Scan, Fault>>,
+    health: Mutex<BTreeMap<u32, HealthReading>>,
+    scans: AtomicUsize,
+}
+
+impl Backend for Hardware {
+    fn name(&self) -> &'static str {
+        "stand-in"
+    }
+
+    fn scan(&self) -> BoxFuture<'_, Result<Scan, Fault>> {
+        self.scans.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { self.scan.lock().unwrap().clone() })
+    }
+
+    fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>> {
+        Box::pin(async { Ok(self.health.lock().unwrap().clone()) })
+    }
+
+    fn status(&self) -> Status {
+        let (source, detail) = (String::new(), "told so".to_owned());
+        Status { backend: "stand-in", state: "starting", source, severity: Severity::Info, detail }
+    }
+}
+
+/// A disk that can fail one step by its name, or all of them.
+#[derive(Debug, Default)]
+struct Memory {
+    records: Mutex<BTreeMap<ClaimUid, Record>>,
+    files: Mutex<BTreeMap<ClaimUid, Injection>>,
+    failing: Mutex<BTreeSet<&'static str>>,
+    node: Mutex<Option<NodeMemory>>,
+}
+
+impl Memory {
+    fn is_empty(&self) -> bool {
+        self.records.lock().unwrap().is_empty() && self.files.lock().unwrap().is_empty()
+    }
+}
+
+impl Disk for Memory {
+    fn apply(&self, step: &Step) -> Result<(), String> {
+        if self.failing.lock().unwrap().contains(step.name()) {
+            return Err("no space left on device".to_owned());
+        }
+        match step {
+            Step::Write(record) => {
+                drop(self.records.lock().unwrap().insert(record.claim.uid.clone(), (**record).clone()));
+            }
+            Step::Inject(injection) => {
+                drop(self.files.lock().unwrap().insert(injection.claim.uid.clone(), injection.clone()));
+            }
+            Step::Withdraw(uid) => drop(self.files.lock().unwrap().remove(uid)),
+            Step::Forget(uid) => drop(self.records.lock().unwrap().remove(uid)),
+        }
+        Ok(())
+    }
+
+    fn has_file(&self, uid: &ClaimUid) -> Result<bool, String> {
+        Ok(self.files.lock().unwrap().contains_key(uid))
+    }
+
+    fn files(&self) -> Result<Vec<FoundFile>, String> {
+        let files = self.files.lock().unwrap();
+        Ok(files.iter().map(|(uid, content)| FoundFile { uid: uid.clone(), content: Some(content.clone()) }).collect())
+    }
+
+    fn write_node(&self, memory: &NodeMemory) -> Result<(), String> {
+        if self.failing.lock().unwrap().contains("node") {
+            return Err("no space left on device".to_owned());
+        }
+        *self.node.lock().unwrap() = Some(memory.clone());
+        Ok(())
+    }
+}
+
+/// An API server whose answers wait for a permit; a claim's name is its device.
+#[derive(Debug)]
+struct Server {
+    permits: Semaphore,
+    asked: Notify,
+    published: Mutex<Vec<Pool>>,
+    events: Mutex<Vec<String>>,
+}
+
+impl Server {
+    fn closed() -> Arc<Self> {
+        let (permits, asked) = (Semaphore::new(0), Notify::new());
+        Arc::new(Self { permits, asked, published: Mutex::default(), events: Mutex::default() })
+    }
+
+    fn open() -> Arc<Self> {
+        let server = Self::closed();
+        server.permits.add_permits(Semaphore::MAX_PERMITS / 2);
+        server
+    }
+}
+
+struct Handle(Arc<Server>);
+
+impl Api for Handle {
+    fn claim(&self, claim: ClaimRef) -> BoxFuture<'static, Result<AllocatedClaim, Refusal>> {
+        let server = self.0.clone();
+        Box::pin(async move {
+            server.asked.notify_one();
+            server.permits.acquire().await.unwrap().forget();
+            assert_ne!(claim.name, "panic", "asked to panic");
+            let result = AllocatedDevice {
+                request: "npu".to_owned(),
+                driver: "npu.huawei.com".to_owned(),
+                pool: "master/npu".to_owned(),
+                device: claim.name.clone(),
+                admin_access: false,
+                share_id: None,
+                consumed_capacity: BTreeMap::new(),
+            };
+            Ok(AllocatedClaim { claim, results: vec![result], config: Vec::new() })
+        })
+    }
+
+    fn publish(&self, pool: Pool) {
+        self.0.published.lock().unwrap().push(pool);
+    }
+
+    fn event(&self, notice: &Notice) {
+        self.0.events.lock().unwrap().push(notice.message());
+    }
+}
+
+/// An engine and all that it stands on.
+struct Bench {
+    engine: Engine,
+    disk: Arc<Memory>,
+    server: Arc<Server>,
+    hardware: Arc<Hardware>,
+    shutdown: CancellationToken,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, disk: Arc<Memory>) -> Bench {
+    let hardware = Arc::new(Hardware { scan: Mutex::new(scan), health: Mutex::default(), scans: AtomicUsize::new(0) });
+    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+    let driver = DriverName::new("npu.huawei.com").unwrap();
+    let node = Node { driver, pool, boot_id: "boot".to_owned(), no_slicing: "not in this build" };
+    let millisecond = Duration::from_millis(1);
+    let timing = Timing { health_interval: millisecond, rescan: millisecond, first_scan_wait: Duration::from_secs(20) };
+    let parts = Parts {
+        node,
+        backend: hardware.clone(),
+        disk: disk.clone(),
+        api: Arc::new(Handle(server.clone())),
+        loaded,
+        timing,
+    };
+    let engine = Engine::new(parts, &mut Registry::default());
+    Bench { engine, disk, server, hardware, shutdown: CancellationToken::new() }
+}
+
+fn bench(server: Arc<Server>) -> Bench {
+    let bench = loaded_bench(server, Ok(scan_of(8)), Loaded::default(), Arc::default());
+    bench.start();
+    bench
+}
+
+impl Bench {
+    fn start(&self) {
+        let (engine, shutdown) = (self.engine.clone(), self.shutdown.clone());
+        tokio::spawn(async move { engine.run(shutdown, || {}).await });
+    }
+
+    async fn recovered(&self) {
+        self.until(|snapshot| snapshot.recovered).await;
+    }
+
+    async fn until(&self, condition: impl Fn(&Snapshot) -> bool) {
+        let mut changes = self.engine.changes();
+        let wait = async {
+            while !condition(&self.engine.snapshot()) {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("the condition came to pass");
+    }
+
+    async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, Refusal> {
+        self.engine.prepare(self.engine.received(), claim.clone()).await
+    }
+
+    async fn unprepare(&self, claim: &ClaimRef) -> Result<(), Refusal> {
+        self.engine.unprepare(self.engine.received(), claim.clone()).await
+    }
+}
+
+/// Lets other tasks run until the condition holds.
+async fn eventually(condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("the condition came to pass");
+}
+
+fn claim(n: usize, device: &str) -> ClaimRef {
+    ClaimRef { namespace: "ml".to_owned(), name: device.to_owned(), uid: ClaimUid::new(format!("uid-{n}")).unwrap() }
+}
+
+#[tokio::test]
+async fn a_claim_is_prepared_recorded_injected_and_released() {
+    let bench = bench(Server::open());
+    let answer = bench.prepare(&claim(1, "npu-2")).await.unwrap();
+    assert_eq!(answer[0].device, "npu-2");
+    assert_eq!(bench.disk.records.lock().unwrap().len(), 1);
+    assert_eq!(bench.disk.files.lock().unwrap().len(), 1);
+    assert_eq!(bench.prepare(&claim(1, "npu-2")).await.unwrap(), answer);
+    bench.unprepare(&claim(1, "npu-2")).await.unwrap();
+    bench.unprepare(&claim(1, "npu-2")).await.unwrap();
+    assert!(bench.disk.is_empty());
+}
+
+#[tokio::test]
+async fn equal_requests_join_one_task() {
+    let bench = bench(Server::closed());
+    let same = claim(1, "npu-0");
+    let (first, second) = (bench.engine.prepare(bench.engine.received(), same.clone()), bench.prepare(&same));
+    bench.server.permits.add_permits(1);
+    let (first, second) = tokio::join!(first, second);
+    assert_eq!(first.unwrap(), second.unwrap());
+    assert_eq!(bench.server.permits.available_permits(), 0, "the claim was read once");
+}
+
+#[tokio::test]
+async fn different_claims_do_not_wait_for_each_other() {
+    let bench = bench(Server::closed());
+    let slow = bench.engine.prepare(bench.engine.received(), claim(1, "npu-0"));
+    bench.server.asked.notified().await;
+    bench.unprepare(&claim(2, "npu-1")).await.unwrap();
+    bench.server.permits.add_permits(2);
+    bench.prepare(&claim(3, "npu-3")).await.unwrap();
+    slow.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unprepare_overtakes_a_prepare_which_then_leaves_nothing() {
+    let bench = bench(Server::closed());
+    let prepare = bench.engine.prepare(bench.engine.received(), claim(1, "npu-0"));
+    bench.server.asked.notified().await;
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    assert!(matches!(prepare.await, Err(Refusal::Overtaken(_))));
+    assert!(bench.disk.is_empty());
+    assert_eq!(bench.engine.snapshot().claims.len(), 0);
+}
+
+#[tokio::test]
+async fn a_prepare_received_before_the_unprepare_was_answered_brings_nothing_back() {
+    let bench = bench(Server::open());
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    let early = bench.engine.received();
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    let late = bench.engine.prepare(early, claim(1, "npu-0")).await;
+    assert!(matches!(late, Err(Refusal::Overtaken(_))));
+    assert!(bench.disk.is_empty());
+    bench.prepare(&claim(1, "npu-0")).await.expect("one received later is new");
+}
+
+#[tokio::test]
+async fn work_goes_on_when_the_call_is_dropped() {
+    let bench = bench(Server::closed());
+    drop(bench.engine.prepare(bench.engine.received(), claim(1, "npu-0")));
+    bench.server.permits.add_permits(1);
+    bench.until(|snapshot| snapshot.claims.len() == 1).await;
+    assert!(bench.engine.drain(Duration::from_secs(20)).await);
+    assert_eq!(bench.disk.files.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_failed_step_is_undone_and_the_card_is_free_again() {
+    let bench = bench(Server::open());
+    bench.disk.failing.lock().unwrap().insert("writing the CDI file");
+    let text = bench.prepare(&claim(1, "npu-0")).await.unwrap_err().to_string();
+    assert_eq!(text, "writing the CDI file for claim ml/npu-0 failed: no space left on device");
+    assert!(bench.disk.is_empty());
+    bench.disk.failing.lock().unwrap().clear();
+    bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_card_whose_undo_failed_stays_held_until_its_claim_is_unprepared() {
+    let bench = bench(Server::open());
+    bench.disk.failing.lock().unwrap().extend(["writing the CDI file", "removing the record"]);
+    bench.prepare(&claim(1, "npu-0")).await.unwrap_err();
+    bench.disk.failing.lock().unwrap().clear();
+    assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })));
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_unprepare_keeps_the_claim_and_can_be_repeated() {
+    let bench = bench(Server::open());
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.failing.lock().unwrap().insert("removing the record");
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap_err();
+    assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })));
+    bench.disk.failing.lock().unwrap().clear();
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    assert!(bench.disk.is_empty());
+}
+
+#[tokio::test]
+async fn a_panic_in_one_claim_leaves_the_others_alone() {
+    let bench = bench(Server::open());
+    assert!(matches!(bench.prepare(&claim(1, "panic")).await, Err(Refusal::Internal(..))));
+    bench.prepare(&claim(2, "npu-0")).await.unwrap();
+    bench.unprepare(&claim(1, "panic")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_prepare_waits_for_the_first_scan_and_an_unprepare_does_not() {
+    let bench = loaded_bench(Server::open(), Ok(scan_of(8)), Loaded::default(), Arc::default());
+    let prepare = bench.engine.prepare(bench.engine.received(), claim(1, "npu-0"));
+    bench.unprepare(&claim(2, "npu-0")).await.unwrap();
+    bench.start();
+    prepare.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_scan_publishes_nothing_and_is_tried_again() {
+    let fault = Fault::NotReady { backend: "stand-in", why: "init answers -8005".to_owned() };
+    let bench = loaded_bench(Server::open(), Err(fault), Loaded::default(), Arc::default());
+    bench.start();
+    eventually(|| bench.hardware.scans.load(Ordering::SeqCst) >= 3).await;
+    assert!(bench.server.published.lock().unwrap().is_empty());
+    assert_eq!(bench.server.events.lock().unwrap().len(), 1, "a fault that stays is said once");
+    *bench.hardware.scan.lock().unwrap() = Ok(scan_of(2));
+    bench.recovered().await;
+    eventually(|| !bench.server.published.lock().unwrap().is_empty()).await;
+    assert_eq!(bench.server.published.lock().unwrap()[0].slices[0].devices.len(), 2);
+}
+
+#[tokio::test]
+async fn a_fault_taints_the_card_and_reaches_the_health_stream_of_its_claim() {
+    let bench = bench(Server::open());
+    bench.prepare(&claim(1, "npu-1")).await.unwrap();
+    let mut stream = bench.engine.health();
+    assert_eq!(stream.borrow_and_update()[0].device, "npu-1");
+    bench.hardware.health.lock().unwrap().insert(1, HealthReading::of(Level::Critical));
+    let sick = stream.wait_for(|list| list[0].level == Level::Critical);
+    tokio::time::timeout(Duration::from_secs(20), sick).await.unwrap().unwrap();
+    eventually(|| {
+        bench.server.published.lock().unwrap().iter().any(|pool| !pool.slices[0].devices[1].taints.is_empty())
+    })
+    .await;
+    assert!(bench.prepare(&claim(2, "npu-2")).await.is_ok());
+    bench.hardware.health.lock().unwrap().insert(2, HealthReading::of(Level::Major));
+    bench
+        .until(|snapshot| {
+            snapshot.devices[2].health.as_ref().is_some_and(|health| health.reading.level == Level::Major)
+        })
+        .await;
+    bench.prepare(&claim(2, "npu-2")).await.expect("a claim that has the card keeps it");
+    bench.unprepare(&claim(2, "npu-2")).await.unwrap();
+    assert!(matches!(bench.prepare(&claim(3, "npu-2")).await, Err(Refusal::Unhealthy { .. })));
+}
+
+#[tokio::test]
+async fn the_nodes_memory_is_written_until_it_is_on_disk() {
+    let disk = Arc::new(Memory::default());
+    disk.failing.lock().unwrap().insert("node");
+    let bench = loaded_bench(Server::open(), Ok(scan_of(2)), Loaded::default(), disk);
+    bench.start();
+    bench.recovered().await;
+    assert!(bench.disk.node.lock().unwrap().is_none());
+    bench.disk.failing.lock().unwrap().clear();
+    eventually(|| bench.disk.node.lock().unwrap().as_ref().is_some_and(|memory| memory.cards.len() == 2)).await;
+}
+
+#[tokio::test]
+async fn recovery_makes_records_and_files_agree() {
+    let first = bench(Server::open());
+    for (n, device) in [(1, "npu-1"), (2, "npu-2"), (3, "npu-3")] {
+        first.prepare(&claim(n, device)).await.unwrap();
+    }
+    let (mut records, disk) = (first.disk.records.lock().unwrap().clone(), first.disk.clone());
+    let uid = |n| claim(n, "").uid;
+    let memory = first.disk.node.lock().unwrap().clone().unwrap();
+    // 1 lost its file, 2 its record, 3's record is damaged.
+    disk.files.lock().unwrap().remove(&uid(1));
+    disk.records.lock().unwrap().remove(&uid(2));
+    let quarantined = Quarantined { uid: uid(3), why: "its checksum is wrong".to_owned(), path: String::new() };
+    let loaded = Loaded { records: vec![records.remove(&uid(1)).unwrap()], quarantined: vec![quarantined], memory };
+    let second = loaded_bench(Server::open(), Ok(scan_of(8)), loaded, disk);
+    second.start();
+    second.recovered().await;
+    assert_eq!(second.disk.files.lock().unwrap().keys().cloned().collect::<Vec<_>>(), [uid(1), uid(3)]);
+    assert!(
+        matches!(second.prepare(&claim(4, "npu-3")).await, Err(Refusal::Held { .. })),
+        "the rebuilt claim holds its card"
+    );
+    second.unprepare(&claim(3, "npu-3")).await.unwrap();
+    second.unprepare(&claim(1, "npu-1")).await.unwrap();
+    assert!(second.disk.is_empty());
+}
+
+#[tokio::test]
+async fn a_damaged_claim_is_released_by_force_only() {
+    let disk = Arc::new(Memory::default());
+    let uid = claim(1, "").uid;
+    let content = Injection { claim: claim(1, "npu-1"), devices: Vec::new() };
+    disk.files.lock().unwrap().insert(uid.clone(), content);
+    let quarantined = Quarantined { uid: uid.clone(), why: "it is empty".to_owned(), path: String::new() };
+    let loaded = Loaded { quarantined: vec![quarantined], ..Loaded::default() };
+    let bench = loaded_bench(Server::open(), Ok(scan_of(8)), loaded, disk);
+    bench.start();
+    bench.recovered().await;
+    assert!(matches!(bench.unprepare(&claim(1, "npu-1")).await, Err(Refusal::Quarantined { .. })));
+    assert!(matches!(bench.prepare(&claim(1, "npu-1")).await, Err(Refusal::Quarantined { .. })));
+    bench.engine.release(uid).await.unwrap();
+    assert!(bench.disk.is_empty());
+    bench.prepare(&claim(1, "npu-1")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stopping_engine_refuses_new_work_and_ends_what_runs() {
+    let bench = bench(Server::closed());
+    let running = bench.engine.prepare(bench.engine.received(), claim(1, "npu-0"));
+    assert!(!bench.engine.drain(Duration::from_millis(1)).await);
+    assert!(matches!(bench.prepare(&claim(2, "npu-1")).await, Err(Refusal::Stopping)));
+    assert!(matches!(bench.unprepare(&claim(2, "npu-1")).await, Err(Refusal::Stopping)));
+    bench.server.permits.add_permits(1);
+    assert!(bench.engine.drain(Duration::from_secs(20)).await);
+    running.await.unwrap();
+}
+
+/// A small generator, so that a failing round can be run again from its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_interleavings_end_as_their_last_calls_say() {
+    // Claims 0 and 1 want one card, 2 and 3 another.
+    let wanted = ["npu-0", "npu-0", "npu-1", "npu-1"];
+    for seed in 1..=1_000 {
+        let bench = bench(Server::open());
+        bench.recovered().await;
+        let mut tasks = Vec::new();
+        for task in 0..8 {
+            let engine = bench.engine.clone();
+            let mut dice = Dice(seed * 8 + task + 1);
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..4 {
+                    let n = usize::try_from(dice.roll(4)).unwrap();
+                    let (claim, received, dropped) = (claim(n, wanted[n]), engine.received(), dice.roll(4) == 0);
+                    if dice.roll(2) == 0 {
+                        let call = engine.prepare(received, claim);
+                        if !dropped {
+                            let _ = call.await;
+                        }
+                    } else {
+                        let call = engine.unprepare(received, claim);
+                        if !dropped {
+                            call.await.unwrap();
+                        }
+                    }
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let check = |when: &str| {
+            let (records, files) = (bench.disk.records.lock().unwrap(), bench.disk.files.lock().unwrap());
+            let claims: BTreeSet<_> =
+                bench.engine.snapshot().claims.iter().map(|record| record.claim.uid.clone()).collect();
+            assert_eq!(records.keys().cloned().collect::<BTreeSet<_>>(), claims, "seed {seed}, {when}");
+            assert_eq!(files.keys().cloned().collect::<BTreeSet<_>>(), claims, "seed {seed}, {when}");
+            let cards: BTreeSet<_> = records.values().map(super::super::domain::record::Record::device_names).collect();
+            assert_eq!(cards.len(), records.len(), "seed {seed}, {when}: a card has two owners");
+        };
+        tokio::time::timeout(Duration::from_secs(20), bench.engine.core.claims.idle()).await.expect("jobs end");
+        check("after the storm");
+        for (n, device) in wanted.iter().enumerate() {
+            bench.unprepare(&claim(n, device)).await.unwrap();
+        }
+        for n in [0, 2] {
+            bench.prepare(&claim(n, wanted[n])).await.unwrap();
+            check("after a last prepare");
+            bench.unprepare(&claim(n, wanted[n])).await.unwrap();
+        }
+        assert!(bench.disk.is_empty(), "seed {seed}");
+    }
+}
