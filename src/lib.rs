@@ -22,3 +22,5 @@
 pub mod device;
 pub mod domain;
 pub mod engine;
+pub mod http;
+pub mod kubelet;

@@ -2,4 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // what a test's own helper cannot do, fails the test
 
+mod http;
+mod kubelet;
 mod layers;
