@@ -1,0 +1,40 @@
+# npu-dra: every target sets up what it needs, or says exactly what is missing and how to get it.
+
+CARGO ?= cargo
+RELEASE_BINARIES = --package npu-dra --package npuctl --package testkit --package fake-dcmi
+
+.PHONY: help ready release demo sandbox test lint bench
+
+help:
+	@echo 'make demo     build, run the main job on a simulated node, end with "demo: ok"'
+	@echo 'make test     every tier that needs neither root nor Go'
+	@echo 'make lint     rustfmt and clippy, warnings are errors'
+	@echo 'make bench    measure the budgets of tests/bench/budgets.toml'
+	@echo 'make sandbox  a simulated node that stays up, with lines to try'
+
+ready:
+	@sh tests/ready.sh
+
+release: ready
+	$(CARGO) build --release --locked $(RELEASE_BINARIES)
+
+demo: release
+	target/release/testkit demo
+
+sandbox: release
+	target/release/testkit sandbox
+
+test: release
+	$(CARGO) test --workspace --locked
+	NPU_DRA_CRASH_DAEMON=$(CURDIR)/target/release/npu-dra $(CARGO) test --locked --package npu-dra --test crash -- --nocapture
+	@echo
+	@echo 'tiers run:     unit, property, backend suite, integration, crash'
+	@echo 'tiers not run: cluster  (real Kubernetes: needs root and Go; not in this tree yet)'
+	@echo '               packages (real systemd, RPM, DEB: needs root; not in this tree yet)'
+
+lint: ready
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+bench: ready
+	$(CARGO) bench --locked --package npu-dra --bench budgets
