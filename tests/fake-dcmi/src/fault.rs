@@ -31,7 +31,7 @@ pub struct Fault {
     /// Then this many are hit; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// Before or after the call's effect.
+    /// When it strikes.
     #[serde(default)]
     pub when: When,
     /// What happens.
@@ -41,13 +41,15 @@ pub struct Fault {
     pub id: String,
 }
 
-/// Whether a fault strikes before or after the call's effect.
+/// Whether a fault strikes before, in the middle of or after the call's effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
     /// The effect does not happen, unless the action says that the call goes on.
     #[default]
     Before,
+    /// Create and destroy only: the vNPU is made or gone, `vnpu.cfg` does not know it yet. A code ends the call there.
+    During,
     /// The effect happens, the caller learns something else or nothing.
     After,
 }
@@ -134,6 +136,13 @@ impl Fault {
     #[must_use]
     pub const fn after(mut self) -> Self {
         self.when = When::After;
+        self
+    }
+
+    /// Strikes in the middle of a create or destroy.
+    #[must_use]
+    pub const fn during(mut self) -> Self {
+        self.when = When::During;
         self
     }
 

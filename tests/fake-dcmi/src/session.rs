@@ -219,7 +219,8 @@ impl Session {
                 return Ok(code);
             }
         }
-        let call = Call { session: self, data: self.data()?, snapshot: self.snapshot(), garbage };
+        let during = striking.iter().filter(|fault| fault.when == When::During).map(|fault| fault.action).collect();
+        let call = Call { session: self, data: self.data()?, snapshot: self.snapshot(), garbage, target, during };
         let mut result = body(&call).err().unwrap_or(code::OK);
         for fault in striking.iter().filter(|fault| fault.when == When::After) {
             if let Some(code) = self.strike(fault.action, target)? {
@@ -241,21 +242,21 @@ impl Session {
     fn strike(&self, action: Action, target: Option<(i32, i32)>) -> Result<Option<i32>, WorldError> {
         match action {
             Action::Return(code) => return Ok(Some(code)),
-            Action::DelayMs(ms) => thread::sleep(Duration::from_millis(ms)),
+            Action::DelayMs(ms) => wait(ms),
             Action::Hang => loop {
-                thread::sleep(Duration::from_hours(1));
+                thread::sleep(Duration::from_hours(1)); // waits: for ever, as planted
             },
             Action::Crash => crash(),
             Action::KillSelf => {
                 let _ = signal::kill(Pid::this(), Signal::SIGKILL);
-                thread::sleep(LAST_WAIT);
+                thread::sleep(LAST_WAIT); // waits: for its own end
             }
             Action::KillParent => {
                 let parent = getppid();
                 if parent.as_raw() > 1 {
                     let _ = signal::kill(parent, Signal::SIGKILL);
                 }
-                thread::sleep(LAST_WAIT);
+                thread::sleep(LAST_WAIT); // waits: for its own end
                 return Ok(Some(code::INNER_ERR));
             }
             Action::Drop => {
@@ -344,6 +345,8 @@ pub(crate) struct Call<'a> {
     pub(crate) data: Arc<Data>,
     snapshot: Option<Arc<Snapshot>>,
     garbage: bool,
+    target: Option<(i32, i32)>,
+    during: Vec<Action>,
 }
 
 impl Call<'_> {
@@ -421,6 +424,16 @@ impl Call<'_> {
             complain(&error.to_string());
             code::INNER_ERR
         })
+    }
+
+    /// The middle of the call's effect, where faults may strike.
+    pub(crate) fn midway(&self) -> Answer {
+        for action in &self.during {
+            if let Some(code) = self.session.strike(*action, self.target).map_err(crate::slicing::broken)? {
+                return Err(code);
+            }
+        }
+        Ok(())
     }
 
     fn soil<T: Plain>(&self, value: T) -> MaybeUninit<T> {

@@ -167,8 +167,11 @@ fn has_sriov(family: Family) -> bool {
     matches!(family, Family::Ascend910B | Family::Ascend910C)
 }
 
+/// What happens between the two halves of a change: nothing, or a planted fault.
+pub(crate) type Midway<'a> = &'a dyn Fn() -> Answer;
+
 /// Makes a vNPU: SR-IOV, template, kernel, list for the next boot, in this order.
-pub(crate) fn create(world: &World, wish: &Wish<'_>) -> Answer<Vnpu> {
+pub(crate) fn create(world: &World, wish: &Wish<'_>, midway: Midway<'_>) -> Answer<Vnpu> {
     let data = world.data().map_err(broken)?;
     let card = data.card_of(wish.phy).ok_or(code::DEVICE_NOT_EXIST)?;
     if has_sriov(card.family) {
@@ -179,7 +182,11 @@ pub(crate) fn create(world: &World, wish: &Wish<'_>) -> Answer<Vnpu> {
         sriov_on(world, &data, wish.phy)?;
     }
     wait(data.slicing.create_ms);
-    let made = kernel_create(world, wish).and_then(|vnpu| {
+    let made = kernel_create(world, wish);
+    if made.is_ok() {
+        midway()?;
+    }
+    let made = made.and_then(|vnpu| {
         if let Err(code) = remember(world, &vnpu) {
             forget(world, vnpu.id).map_err(broken)?;
             return Err(code);
@@ -316,7 +323,7 @@ fn seat(data: &Data, phy: u32) -> (i32, usize) {
 
 /// Destroys one vNPU as the library does. It can end with an error although the vNPU is gone, and bring it back under
 /// another id.
-pub(crate) fn destroy(world: &World, phy: u32, id: u32) -> Answer {
+pub(crate) fn destroy(world: &World, phy: u32, id: u32, midway: Midway<'_>) -> Answer {
     let data = world.data().map_err(broken)?;
     if !template::ids(phy).contains(&id) {
         return Err(code::INVALID_PARAMETER);
@@ -328,6 +335,7 @@ pub(crate) fn destroy(world: &World, phy: u32, id: u32) -> Answer {
     }
     forget(world, id).map_err(broken)?;
     drop(lock);
+    midway()?;
     let updated = BootList::change(world, &data, |list| list.remove(id));
     if let Err(code) = updated {
         restore(world, &vnpu)?;
@@ -377,7 +385,7 @@ pub(crate) fn replay(world: &World) -> Result<Vec<u32>, WorldError> {
     for entry in list.entries.iter().filter(|_| list.recover) {
         let wish = Wish { phy: entry.phy, template: &entry.template, id: Some(entry.id), vfg: entry.vfg, maker: 0 };
         if find(world, entry.id)?.is_none()
-            && let Ok(vnpu) = create(world, &wish)
+            && let Ok(vnpu) = create(world, &wish, &|| Ok(()))
         {
             made.push(vnpu.id);
         }

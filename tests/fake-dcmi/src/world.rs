@@ -218,7 +218,7 @@ impl World {
     /// Makes a vNPU as somebody else would (with `npu-smi`): the same rules, no call logged.
     pub fn add_vnpu(&self, phy: u32, template: &str) -> Result<u32, WorldError> {
         let wish = slicing::Wish { phy, template, id: None, vfg: None, maker: 0 };
-        slicing::create(self, &wish).map(|vnpu| vnpu.id).map_err(WorldError::Refused)
+        slicing::create(self, &wish, &|| Ok(())).map(|vnpu| vnpu.id).map_err(WorldError::Refused)
     }
 
     /// Destroys a vNPU as somebody else would, in use or not.

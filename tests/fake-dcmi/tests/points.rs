@@ -2,62 +2,20 @@
 #![allow(unsafe_code, reason = "the functions under test are C functions")]
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test that fails may panic")]
 
+#[macro_use]
+mod common;
+
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
+use common::{Node, get, text};
 use dcmi::code;
 use dcmi::raw::{
-    BoardInfo, ChipInfo, ChipInfoV2, DieId, HbmInfo, MemoryInfoV3, PcieInfoAll, Plain, ProcMemInfo, SpodInfo,
+    BoardInfo, ChipInfo, ChipInfoV2, DieId, Event, EventFilter, HbmInfo, MemoryInfoV3, PcieInfoAll, Plain as _,
+    ProcMemInfo, SpodInfo,
 };
-use dcmi::world::{Action, ChipState, DiePolicy, Environment, Fault, Process, Profile, World};
-
-/// Calls an exported function.
-macro_rules! c {
-    ($module:ident::$function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: every pointer is null or leads to a live local of the right size.
-        unsafe { dcmi::calls::$module::$function($($argument),*) }
-    }};
-}
-
-struct Node {
-    dir: tempfile::TempDir,
-    world: World,
-}
-
-impl Node {
-    fn new(profile: Profile) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let world = World::create(dir.path(), profile).unwrap();
-        Self { dir, world }
-    }
-
-    fn run<R>(&self, body: impl FnOnce() -> R) -> R {
-        dcmi::testing::with_world(self.dir.path(), body)
-    }
-
-    /// Runs with an init before.
-    fn up<R>(&self, body: impl FnOnce() -> R) -> R {
-        self.run(|| {
-            assert_eq!(c!(inventory::dcmi_init()), code::OK);
-            body()
-        })
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        dcmi::testing::restart(self.dir.path());
-    }
-}
-
-/// Calls something with one result: the code, and the result or zeros.
-fn get<T: Plain>(call: impl FnOnce(Option<&mut MaybeUninit<T>>) -> c_int) -> (c_int, T) {
-    let mut place = MaybeUninit::new(T::zeroed());
-    let code = call(Some(&mut place));
-    // SAFETY: it was zeroed, and any bytes are a value.
-    (code, unsafe { place.assume_init() })
-}
+use dcmi::world::{Action, ChipState, DiePolicy, Environment, Fault, Process, Profile};
 
 fn list() -> (c_int, Vec<c_int>) {
     let mut ids = [0; 64];
@@ -76,10 +34,6 @@ fn logic(card: c_int, device: c_int) -> (c_int, c_int) {
 fn phy_of(card: c_int, device: c_int) -> u32 {
     let (_, logic) = logic(card, device);
     get(|out| c!(inventory::dcmi_get_device_phyid_from_logicid(logic.try_into().unwrap(), out))).1
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.iter().copied().take_while(|byte| *byte != 0).collect()).unwrap()
 }
 
 fn name(card: c_int, device: c_int) -> String {
@@ -379,4 +333,126 @@ fn an_ordinary_container_may_not_slice_and_a_user_may_not_query() {
         let code = c!(control::dcmi_get_device_info(0, 0, 52, 1, buffer.as_mut_ptr().cast(), Some(&mut size)));
         assert_eq!(code, code::OPER_NOT_PERMITTED);
     });
+}
+
+/// The bytes that a call wrote into a buffer that is too large for it.
+fn written(call: impl FnOnce(*mut u64) -> c_int) -> (c_int, usize) {
+    let mut buffer = [u64::from_ne_bytes([0x5A; 8]); 512];
+    let code = call(buffer.as_mut_ptr());
+    let bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    (code, bytes.iter().rposition(|byte| *byte != 0x5A).map_or(0, |last| last + 1))
+}
+
+/// A place for a struct at the start of the buffer.
+fn place<'a, T>(buffer: *mut u64) -> Option<&'a mut MaybeUninit<T>> {
+    // SAFETY: the buffer is large and aligned enough for every struct, and nothing else uses it meanwhile.
+    unsafe { buffer.cast::<MaybeUninit<T>>().as_mut() }
+}
+
+#[test]
+fn a_call_writes_the_bytes_of_its_struct_and_no_more() {
+    let node = Node::new(Profile::Ascend910B4);
+    node.up(|| {
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_chip_info(0, 0, place(b)))), (code::OK, 100));
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_chip_info_v2(0, 0, place(b)))), (code::OK, 132));
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_pcie_info(0, 0, place(b)))), (code::OK, 28));
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_pcie_info_v2(0, 0, place(b)))), (code::OK, 64));
+        assert_eq!(written(|b| c!(describe::dcmi_get_card_elabel_v2(0, place(b)))), (code::OK, 1280));
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_hbm_info(0, 0, place(b)))), (code::OK, 32));
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_memory_info_v3(0, 0, place(b)))), (code::OK, 112));
+        assert_eq!(written(|b| c!(describe::dcmi_get_hccs_link_bandwidth_info(0, 0, place(b)))), (code::OK, 280));
+        // The struct that two headers disagree about.
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_ecc_info(0, 0, 2, b.cast()))), (code::OK, 36));
+        node.world.edit(|data| data.wide_ecc = false).unwrap();
+        assert_eq!(written(|b| c!(describe::dcmi_get_device_ecc_info(0, 0, 2, b.cast()))), (code::OK, 28));
+        // A buffer that is too small stays as it is.
+        let mut size = 359;
+        let query = |b: *mut u64| c!(control::dcmi_get_device_info(0, 0, 52, 1, b.cast(), Some(&mut size)));
+        assert_eq!(written(query), (code::INVALID_PARAMETER, 0));
+    });
+}
+
+#[test]
+fn null_pointers_are_bad_parameters() {
+    let node = Node::new(Profile::Ascend910B4);
+    node.up(|| {
+        assert_eq!(c!(inventory::dcmi_get_card_list(None, [0; 64].as_mut_ptr(), 64)), code::INVALID_PARAMETER);
+        assert_eq!(
+            get(|out| c!(inventory::dcmi_get_card_list(out, std::ptr::null_mut(), 64))).0,
+            code::INVALID_PARAMETER
+        );
+        assert_eq!(
+            get(|out| c!(inventory::dcmi_get_card_list(out, [0; 7].as_mut_ptr(), 7))).0,
+            code::INVALID_PARAMETER
+        );
+        assert_eq!(c!(describe::dcmi_get_device_chip_info(0, 0, None)), code::INVALID_PARAMETER);
+        assert_eq!(c!(vnpu::dcmi_create_vdevice(0, 0, None, None)), code::INVALID_PARAMETER);
+        assert_eq!(c!(fault::dcmi_subscribe_fault_event(-1, -1, EventFilter::zeroed(), None)), code::INVALID_PARAMETER);
+        let mut size = 8;
+        assert_eq!(
+            c!(control::dcmi_get_device_info(0, 0, 52, 1, std::ptr::null_mut(), Some(&mut size))),
+            code::INVALID_PARAMETER
+        );
+        assert_eq!(
+            c!(control::dcmi_get_device_info(0, 0, 99, 1, (&raw mut size).cast(), Some(&mut 4))),
+            code::INVALID_PARAMETER
+        );
+    });
+}
+
+#[test]
+fn events_can_be_pulled_with_a_time_limit() {
+    let node = Node::new(Profile::Ascend910B4);
+    let pull = |timeout, filter| get::<Event>(|out| c!(fault::dcmi_get_fault_event(-1, -1, timeout, filter, out)));
+    node.up(|| {
+        assert_eq!(pull(30_001, EventFilter::zeroed()).0, code::INVALID_PARAMETER);
+        assert_eq!(pull(0, EventFilter::zeroed()).0, code::TIME_OUT);
+        node.world.occur(6, 0x80E0_1801, 2).unwrap();
+        node.world.occur(7, 0x80E1_8005, 3).unwrap();
+        let filter = EventFilter { filter_flag: 2, severity: 3, ..EventFilter::zeroed() };
+        let (code, event) = pull(1000, filter);
+        assert_eq!((code, event.event_t.deviceid, event.event_t.event_id), (code::OK, 7, 0x80E1_8005));
+        assert_eq!(pull(0, EventFilter::zeroed()).0, code::TIME_OUT, "what the filter refused is gone");
+    });
+}
+
+#[test]
+fn sharing_is_refused_while_in_use_and_covers_both_dies() {
+    let node = Node::new(Profile::Ascend910C(DiePolicy::Value(0)));
+    let shared = |device| get::<c_int>(|out| c!(control::dcmi_get_device_share_enable(2, device, out))).1;
+    node.up(|| {
+        assert_eq!(c!(control::dcmi_set_device_share_enable(2, 0, 1)), code::OK);
+        assert_eq!((shared(0), shared(1)), (1, 1));
+        node.world.set_processes(5, &[Process { pid: 1, bytes: 1 }]).unwrap();
+        assert_eq!(c!(control::dcmi_set_device_share_enable(2, 0, 0)), code::NOT_SUPPORT_IN_CONTAINER);
+        assert_eq!(c!(control::dcmi_set_multi_die_policy(1)), code::OK);
+        assert_eq!(get::<u32>(|out| c!(control::dcmi_get_multi_die_policy(out))), (code::OK, 1));
+    });
+}
+
+#[test]
+fn every_profile_has_a_name_and_comes_up() {
+    for name in [
+        "910b4",
+        "910b3",
+        "910b2",
+        "910c",
+        "910c-independent",
+        "910c-unreadable",
+        "910c-sliced",
+        "310p3",
+        "old",
+        "mixed",
+        "failed-card",
+        "many-64",
+    ] {
+        let node = Node::new(name.parse().unwrap());
+        node.up(|| assert!(!list().1.is_empty(), "{name}"));
+        node.world.make_nodes().unwrap();
+        assert!(node.dir.path().join("dev/davinci0").exists());
+        let chips: Vec<_> = node.world.data().unwrap().chips().map(|chip| chip.bus.clone()).collect();
+        let unique: std::collections::BTreeSet<_> = chips.iter().collect();
+        assert_eq!(unique.len(), chips.len(), "{name}: two chips on one PCI address");
+    }
+    assert!("many-65".parse::<Profile>().is_err());
 }

@@ -143,7 +143,7 @@ exports! {
         let some = |id: u32| (id != AUTO).then_some(id);
         let vnpu = slicing::create(&call.session.world, &Wish {
             phy: chip.phy, template: &name, id: some(wish.vdev_id), vfg: some(wish.vfg_id), maker: std::process::id(),
-        })?;
+        }, &|| call.midway())?;
         let mut reserved = [0xFF; 32];
         reserved[..4].copy_from_slice(&vnpu.vfid.to_ne_bytes());
         call.put(Some(out), CreateVdevOut {
@@ -159,10 +159,10 @@ exports! {
         slicing::templates(&call.data, chip.phy)?;
         wait(call.data.slicing.destroy_ms);
         if vdev_id != ALL {
-            return slicing::destroy(world, chip.phy, vdev_id);
+            return slicing::destroy(world, chip.phy, vdev_id, &|| call.midway());
         }
         for vnpu in slicing::of_chip(world, chip.phy).map_err(broken)? {
-            slicing::destroy(world, chip.phy, vnpu.id)?;
+            slicing::destroy(world, chip.phy, vnpu.id, &|| call.midway())?;
         }
         Ok(())
     };
