@@ -13,6 +13,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("health_v1.proto", "health_v1"),
     ("health_v1alpha1.proto", "health_v1alpha1"),
     ("grpc_health.proto", "grpc_health"),
+    ("admin_v1.proto", "admin_v1"),
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -19,6 +19,7 @@
 //! 4. **Health**: event or poll, `health::step`, notice, then taint, stream, metric, journal, Event.
 //! 5. **`npuctl devices`**: socket, peer credentials, snapshot, table.
 
+pub mod admin;
 pub mod device;
 pub mod domain;
 pub mod engine;

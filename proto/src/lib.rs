@@ -46,12 +46,16 @@ generated! {
     /// gRPC's own health check.
     grpc_health, "grpc_health/grpc.health.v1.rs"
 }
+generated! {
+    /// What `npuctl` asks the daemon.
+    admin, "admin_v1/npu.admin.v1.rs"
+}
 
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
 
-    use super::{dra_v1, dra_v1beta1, grpc_health, health_v1, health_v1alpha1, registration};
+    use super::{admin, dra_v1, dra_v1beta1, grpc_health, health_v1, health_v1alpha1, registration};
 
     /// The name that a method path begins with is the contract; a wrong package makes every call UNIMPLEMENTED.
     #[test]
@@ -61,6 +65,7 @@ mod tests {
         assert_eq!(dra_v1beta1::dra_plugin_server::SERVICE_NAME, "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin");
         assert_eq!(health_v1::dra_resource_health_server::SERVICE_NAME, "v1.DRAResourceHealth");
         assert_eq!(health_v1alpha1::dra_resource_health_server::SERVICE_NAME, "v1alpha1.DRAResourceHealth");
+        assert_eq!(admin::admin_server::SERVICE_NAME, "npu.admin.v1.Admin");
         assert_eq!(grpc_health::health_server::SERVICE_NAME, "grpc.health.v1.Health");
     }
 

@@ -101,8 +101,9 @@ pub fn wanted(driver: &DriverName, pool: &PoolName, inventory: &Inventory, healt
     Pool { driver: driver.clone(), name: pool.clone(), slices }
 }
 
-/// The taint that a health level stands for.
-fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
+/// The taints that a health level stands for.
+#[must_use]
+pub fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
     if level.is_usable() {
         return Vec::new();
     }

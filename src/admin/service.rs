@@ -1,0 +1,200 @@
+//! The service: each call is permitted or denied, then answered from a snapshot.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::stream::{self, BoxStream, StreamExt as _};
+use npu_proto::admin::{self as proto, admin_server};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status, transport::server::UdsConnectInfo};
+
+use super::{
+    Identity, Sources,
+    metrics::Metrics,
+    peer::{Access, Permissions},
+    view,
+};
+use crate::domain::{
+    claim::ClaimUid,
+    refusal::{Kind, Refusal},
+};
+
+/// Least time between two answers of a watch: a burst of changes becomes one answer.
+const PACE: Duration = Duration::from_millis(50);
+
+pub(super) struct Service {
+    pub(super) sources: Arc<dyn Sources>,
+    pub(super) permissions: Permissions,
+    pub(super) identity: Identity,
+    pub(super) metrics: Metrics,
+    pub(super) shutdown: CancellationToken,
+}
+
+impl Service {
+    fn permit<T>(&self, request: &Request<T>, access: Access) -> Result<(), Status> {
+        let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        let caller = self.permissions.caller(peer);
+        self.permissions.decide(caller.as_ref(), access).map_err(|denied| {
+            tracing::warn!(%denied, "a call of the admin service was denied");
+            Status::permission_denied(denied.to_string())
+        })
+    }
+
+    /// Permits and answers one read.
+    fn read<T, R>(&self, method: &'static str, request: &Request<T>, answer: impl FnOnce() -> R) -> Answer<R> {
+        let result = self.permit(request, Access::Read).map(|()| Response::new(answer()));
+        self.count(method, result)
+    }
+
+    fn count<R>(&self, method: &'static str, result: Answer<R>) -> Answer<R> {
+        self.metrics.answered(method, result.as_ref().map_or_else(|status| word(status.code()), |_| "ok"));
+        result
+    }
+
+    async fn release(&self, request: Request<proto::ReleaseClaimRequest>) -> Answer<proto::ReleaseClaimResponse> {
+        self.permit(&request, Access::Change)?;
+        let uid = ClaimUid::new(request.into_inner().uid).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let claims = view::claims(&self.sources.snapshot());
+        let held = claims.into_iter().find(|claim| claim.claim.as_ref().is_some_and(|name| name.uid == uid.as_str()));
+        let Some(held) = held else {
+            return Err(Status::not_found(format!("this node holds no claim with UID {uid}")));
+        };
+        tracing::warn!(claim.uid = %uid, "root releases a claim by force");
+        self.sources.release(uid).await.map_err(|refusal| refused(&refusal))?;
+        Ok(Response::new(proto::ReleaseClaimResponse { claim: Some(held) }))
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// A code as metrics name it.
+fn word(code: Code) -> &'static str {
+    match code {
+        Code::PermissionDenied => "denied",
+        Code::NotFound => "not_found",
+        Code::InvalidArgument => "invalid",
+        Code::FailedPrecondition => "refused",
+        _ => "failed",
+    }
+}
+
+/// A refusal as a gRPC status.
+fn refused(refusal: &Refusal) -> Status {
+    let code = match refusal.kind() {
+        Kind::Retry => Code::Aborted,
+        Kind::Permanent => Code::InvalidArgument,
+        Kind::NotFound => Code::NotFound,
+        Kind::Conflict | Kind::Exhausted => Code::FailedPrecondition,
+    };
+    Status::new(code, refusal.to_string())
+}
+
+#[tonic::async_trait]
+impl admin_server::Admin for Service {
+    async fn devices(&self, request: Request<proto::DevicesRequest>) -> Answer<proto::DevicesResponse> {
+        self.read("devices", &request, || proto::DevicesResponse {
+            taken_at_ms: self.sources.now().as_millisecond(),
+            devices: view::devices(&self.sources.snapshot()),
+        })
+    }
+
+    async fn claims(&self, request: Request<proto::ClaimsRequest>) -> Answer<proto::ClaimsResponse> {
+        self.read("claims", &request, || proto::ClaimsResponse {
+            taken_at_ms: self.sources.now().as_millisecond(),
+            claims: view::claims(&self.sources.snapshot()),
+        })
+    }
+
+    async fn slices(&self, request: Request<proto::SlicesRequest>) -> Answer<proto::SlicesResponse> {
+        self.read("slices", &request, || view::slices(&self.sources.cluster(), self.sources.now()))
+    }
+
+    async fn status(&self, request: Request<proto::StatusRequest>) -> Answer<proto::StatusResponse> {
+        self.read("status", &request, || {
+            let (kubelet, cluster) = (self.sources.kubelet(), self.sources.cluster());
+            view::status(&self.sources.snapshot(), &kubelet, &cluster, &self.identity, self.sources.now())
+        })
+    }
+
+    async fn version(&self, request: Request<proto::VersionRequest>) -> Answer<proto::VersionResponse> {
+        self.read("version", &request, || proto::VersionResponse {
+            version: self.identity.version.to_owned(),
+            apis: vec!["npu.admin.v1".to_owned()],
+        })
+    }
+
+    type WatchStream = BoxStream<'static, Result<proto::WatchResponse, Status>>;
+
+    async fn watch(&self, request: Request<proto::WatchRequest>) -> Answer<Self::WatchStream> {
+        self.read("watch", &request, || {
+            let watching = Watching {
+                wanted: *request.get_ref(),
+                changes: self.sources.changes(),
+                sources: self.sources.clone(),
+                told: view::Told::default(),
+                shutdown: self.shutdown.clone(),
+                _open: Open::new(&self.metrics.watches),
+            };
+            stream::unfold(watching, Watching::next).boxed()
+        })
+    }
+
+    async fn release_claim(&self, request: Request<proto::ReleaseClaimRequest>) -> Answer<proto::ReleaseClaimResponse> {
+        let result = self.release(request).await;
+        self.count("release_claim", result)
+    }
+}
+
+/// One watch that is open.
+struct Watching {
+    wanted: proto::WatchRequest,
+    changes: watch::Receiver<u64>,
+    sources: Arc<dyn Sources>,
+    told: view::Told,
+    shutdown: CancellationToken,
+    _open: Open,
+}
+
+impl Watching {
+    /// The next answer; `None` when the daemon ends.
+    async fn next(mut self) -> Option<(Result<proto::WatchResponse, Status>, Self)> {
+        let mut is_first = self.told.is_new();
+        let shutdown = self.shutdown.clone();
+        loop {
+            if !std::mem::take(&mut is_first) {
+                tokio::select! {
+                    changed = self.next_change() => changed?,
+                    () = shutdown.cancelled() => return None,
+                }
+            }
+            self.changes.mark_unchanged();
+            if let Some(news) = self.told.news(&self.sources.snapshot(), self.wanted, self.sources.now()) {
+                return Some((Ok(news), self));
+            }
+        }
+    }
+}
+
+impl Watching {
+    async fn next_change(&mut self) -> Option<()> {
+        tokio::time::sleep(PACE).await;
+        self.changes.changed().await.ok()
+    }
+}
+
+/// Counts an open watch for as long as it lives.
+struct Open(Gauge);
+
+impl Open {
+    fn new(watches: &Gauge) -> Self {
+        watches.inc();
+        Self(watches.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,346 @@
+//! What the domain knows, as the messages that `npuctl` is sent. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use npu_proto::admin as proto;
+
+use super::{Cluster, Identity, Kubelet};
+use crate::{
+    domain::{
+        claim::ClaimRef,
+        health::{Health, Level, codes_text},
+        notice::Severity,
+        plan::Node,
+        record::{Holding, Phase, Quarantined, Record},
+        slice::{self, Effect},
+    },
+    engine::{DeviceView, Snapshot},
+};
+
+/// All devices: the cards of the last good scan, then those that claims hold and that are not among them.
+pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
+    let mut devices: Vec<_> =
+        snapshot.devices.iter().map(|view| device(view, &snapshot.node, &snapshot.driver_version)).collect();
+    let present: BTreeSet<_> = snapshot.devices.iter().map(|view| &view.npu.stable_id).collect();
+    let mut absent: BTreeMap<_, proto::Device> = BTreeMap::new();
+    for record in &snapshot.claims {
+        let holdings = record.devices.iter().filter(|holding| !holding.admin_access);
+        for holding in holdings.filter(|holding| !present.contains(&holding.stable_id)) {
+            let claim = claim_name(&record.claim);
+            let device =
+                absent.entry(&holding.stable_id).or_insert_with(|| absent_device(holding, snapshot.scanned_at));
+            if !device.claims.contains(&claim) {
+                device.claims.push(claim);
+            }
+        }
+    }
+    devices.extend(absent.into_values());
+    devices
+}
+
+fn device(view: &DeviceView, node: &Node, driver_version: &str) -> proto::Device {
+    let (npu, first) = (&view.npu, view.npu.first());
+    let level = view.health.as_ref().map(|health| health.reading.level);
+    let state = match level {
+        Some(Level::Gone) => "gone",
+        _ if !view.owners.is_empty() => "in-use",
+        Some(level) if !level.is_usable() => "tainted",
+        _ => "free",
+    };
+    let taints = level.map(|level| slice::taints(&node.driver, level)).unwrap_or_default();
+    proto::Device {
+        name: npu.name.to_string(),
+        model: first.chip_name.clone(),
+        bus_id: first.bus_id.to_string(),
+        ai_cores: npu.ai_cores(),
+        memory_bytes: npu.memory(),
+        health: view.health.as_ref().map(health),
+        state: state.to_owned(),
+        claims: view.owners.iter().map(|record| claim_name(&record.claim)).collect(),
+        uuid: npu.stable_id.to_string(),
+        physical_ids: npu.physical_ids(),
+        numa_node: first.numa_node,
+        topology_group: npu.topology_group.clone(),
+        pcie_root: first.pcie_root.clone().unwrap_or_default(),
+        taints: taints.into_iter().map(taint).collect(),
+        driver_version: driver_version.to_owned(),
+    }
+}
+
+/// A card that a claim holds and that the last good scan did not find; before the first scan nobody knows.
+fn absent_device(holding: &Holding, scanned_at: Option<Timestamp>) -> proto::Device {
+    let gone = proto::Health { level: Level::Gone.to_string(), ..proto::Health::default() };
+    proto::Device {
+        name: holding.device.clone(),
+        health: scanned_at.is_some().then_some(gone),
+        state: if scanned_at.is_some() { "gone" } else { "in-use" }.to_owned(),
+        uuid: holding.stable_id.to_string(),
+        physical_ids: holding.physical_ids.clone(),
+        ..proto::Device::default()
+    }
+}
+
+fn health(health: &Health) -> proto::Health {
+    proto::Health {
+        level: health.reading.level.to_string(),
+        since_ms: Some(health.since.as_millisecond()),
+        codes: health.reading.codes.clone(),
+        temperature_celsius: health.reading.temperature,
+        power_deciwatts: health.reading.power,
+    }
+}
+
+fn taint(taint: slice::Taint) -> proto::Taint {
+    proto::Taint { key: taint.key, value: taint.value, effect: effect(taint.effect).to_owned() }
+}
+
+fn effect(effect: Effect) -> &'static str {
+    match effect {
+        Effect::NoSchedule => "NoSchedule",
+        Effect::NoExecute => "NoExecute",
+    }
+}
+
+fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
+    proto::ClaimName { namespace: claim.namespace.clone(), name: claim.name.clone(), uid: claim.uid.to_string() }
+}
+
+/// All claims, by namespace and name.
+pub(super) fn claims(snapshot: &Snapshot) -> Vec<proto::Claim> {
+    let driver = snapshot.node.driver.as_str();
+    let mut claims: Vec<_> = snapshot
+        .claims
+        .iter()
+        .map(|record| claim(record, Some(driver), Some(&snapshot.node.boot_id)))
+        .chain(snapshot.quarantined.iter().map(quarantined))
+        .collect();
+    claims.sort_by(|a, b| {
+        let key = |claim: &proto::Claim| {
+            claim.claim.as_ref().map(|name| (name.namespace.clone(), name.name.clone(), name.uid.clone()))
+        };
+        key(a).cmp(&key(b))
+    });
+    claims
+}
+
+/// A claim as its record tells it. Without the driver's name CDI devices are named without their kind; without the
+/// present boot every record counts as one of an earlier boot.
+pub fn claim(record: &Record, driver: Option<&str>, boot_id: Option<&str>) -> proto::Claim {
+    let holding = |holding: &Holding| proto::Holding {
+        device: holding.device.clone(),
+        pool: holding.pool.clone(),
+        requests: holding.requests.clone(),
+        uuid: holding.stable_id.to_string(),
+        physical_ids: holding.physical_ids.clone(),
+        admin_access: holding.admin_access,
+        share_id: holding.share_id.clone(),
+        cdi_device: match driver {
+            Some(driver) => format!("{driver}/npu={}", holding.cdi_device),
+            None => holding.cdi_device.clone(),
+        },
+    };
+    proto::Claim {
+        claim: Some(claim_name(&record.claim)),
+        state: record.phase.as_str().to_owned(),
+        prepared_at_ms: Some(record.prepared_at.as_millisecond()),
+        devices: record.devices.iter().map(holding).collect(),
+        boot_id: record.boot_id.clone(),
+        this_boot: boot_id == Some(&record.boot_id),
+        reason: String::new(),
+        damaged_file: String::new(),
+    }
+}
+
+/// A claim whose record is damaged.
+pub fn quarantined(quarantined: &Quarantined) -> proto::Claim {
+    proto::Claim {
+        claim: Some(proto::ClaimName { uid: quarantined.uid.to_string(), ..proto::ClaimName::default() }),
+        state: "quarantined".to_owned(),
+        reason: quarantined.why.clone(),
+        damaged_file: quarantined.path.clone(),
+        ..proto::Claim::default()
+    }
+}
+
+/// The pool as it was published.
+pub(super) fn slices(cluster: &Cluster, now: Timestamp) -> proto::SlicesResponse {
+    let slice = |slice: &super::Slice| proto::Slice {
+        name: slice.name.clone(),
+        index: slice.index,
+        devices: slice.devices,
+        generation: slice.generation,
+        state: slice.state.to_owned(),
+        written_at_ms: slice.written_at.map(Timestamp::as_millisecond),
+        error: slice.error.clone(),
+    };
+    proto::SlicesResponse {
+        taken_at_ms: now.as_millisecond(),
+        pool: cluster.pool.clone(),
+        generation: cluster.generation,
+        slices: cluster.slices.iter().map(slice).collect(),
+        error: cluster.error.clone(),
+    }
+}
+
+/// How everything is.
+pub(super) fn status(
+    snapshot: &Snapshot,
+    kubelet: &Kubelet,
+    cluster: &Cluster,
+    identity: &Identity,
+    now: Timestamp,
+) -> proto::StatusResponse {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let prepared = snapshot.claims.iter().filter(|record| record.phase == Phase::Prepared).count();
+    proto::StatusResponse {
+        taken_at_ms: now.as_millisecond(),
+        daemon: Some(proto::Daemon {
+            version: identity.version.to_owned(),
+            pid: identity.pid,
+            started_at_ms: identity.started_at.as_millisecond(),
+            driver: snapshot.node.driver.to_string(),
+            recovered: snapshot.recovered,
+        }),
+        backend: Some(proto::Backend {
+            name: snapshot.backend.backend.to_owned(),
+            state: snapshot.backend.state.to_owned(),
+            source: snapshot.backend.source.clone(),
+            driver_version: snapshot.driver_version.clone(),
+            detail: snapshot.backend.detail.clone(),
+            scanned_at_ms: snapshot.scanned_at.map(Timestamp::as_millisecond),
+            devices: count(snapshot.devices.len()),
+            missing: snapshot.missing.clone(),
+        }),
+        kubelet: Some(proto::Kubelet {
+            registered: kubelet.since.is_some() && kubelet.refused.is_none(),
+            since_ms: kubelet.since.map(Timestamp::as_millisecond),
+            refused: kubelet.refused.clone().unwrap_or_default(),
+            registrations: kubelet.registrations,
+            versions: kubelet.versions.clone(),
+            last_call_ms: kubelet.last_call.map(Timestamp::as_millisecond),
+        }),
+        cluster: Some(proto::Cluster {
+            state: cluster.state.to_owned(),
+            node: cluster.node.clone(),
+            pool: cluster.pool.clone(),
+            generation: cluster.generation,
+            written_at_ms: cluster.written_at.map(Timestamp::as_millisecond),
+            server: cluster.server.clone(),
+            server_version: cluster.server_version.clone(),
+            credentials: cluster.credentials.clone(),
+            error: cluster.error.clone(),
+        }),
+        claims: Some(proto::ClaimCounts { prepared: count(prepared), quarantined: count(snapshot.quarantined.len()) }),
+        attention: attention(snapshot, kubelet, cluster),
+        no_slicing: snapshot.node.no_slicing.to_owned(),
+    }
+}
+
+/// What a human should look at, the worst causes first.
+fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<proto::Attention> {
+    let point =
+        |subject: &str, text: String, since_ms| proto::Attention { subject: subject.to_owned(), text, since_ms };
+    let mut all = Vec::new();
+    let backend = &snapshot.backend;
+    if backend.severity != Severity::Info {
+        let colon = if backend.detail.is_empty() { "" } else { ": " };
+        all.push(point("backend", format!("{}{colon}{}", backend.state, backend.detail), None));
+    }
+    all.extend(snapshot.missing.iter().map(|chip| point("backend", format!("chip is missing: {chip}"), None)));
+    if let Some(refused) = &kubelet.refused {
+        let since = kubelet.since.map(Timestamp::as_millisecond);
+        all.push(point("kubelet", format!("refuses to register the driver: {refused}"), since));
+    }
+    if !cluster.error.is_empty() {
+        all.push(point("cluster", cluster.error.clone(), None));
+    }
+    for device in devices(snapshot) {
+        let Some(health) = &device.health else { continue };
+        if matches!(health.level.as_str(), "ok" | "unknown") && health.codes.is_empty() {
+            continue;
+        }
+        let codes = match health.codes.len() {
+            0 => String::new(),
+            1 => format!(" (code {})", codes_text(&health.codes)),
+            _ => format!(" (codes {})", codes_text(&health.codes)),
+        };
+        let mut parts = vec![format!("health {}{codes}", health.level)];
+        if device.bus_id.is_empty() {
+            let holders = device.claims.iter().map(|claim| format!("{}/{}", claim.namespace, claim.name));
+            parts.push(format!("held by {}", holders.collect::<Vec<_>>().join(", ")));
+        }
+        parts.extend(device.taints.iter().map(|taint| format!("tainted {}", taint.effect)));
+        let text = parts.join(", ");
+        all.push(point(&device.name, text, health.since_ms));
+    }
+    for quarantined in &snapshot.quarantined {
+        let text = format!(
+            "record is damaged: {}; when its pod is gone: npuctl claims release {} --force",
+            quarantined.why, quarantined.uid
+        );
+        all.push(point(&format!("claim {}", quarantined.uid), text, None));
+    }
+    all
+}
+
+/// What a watcher was told last.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    devices: BTreeMap<String, proto::Device>,
+    claims: BTreeMap<String, proto::Claim>,
+    begun: bool,
+}
+
+impl Told {
+    /// True until the first answer.
+    pub(super) fn is_new(&self) -> bool {
+        !self.begun
+    }
+
+    /// What the watcher has to hear now; `None` if nothing.
+    pub(super) fn news(
+        &mut self,
+        snapshot: &Snapshot,
+        wanted: proto::WatchRequest,
+        now: Timestamp,
+    ) -> Option<proto::WatchResponse> {
+        let devices = if wanted.devices { devices(snapshot) } else { Vec::new() };
+        let claims = if wanted.claims { claims(snapshot) } else { Vec::new() };
+        let (devices, removed_devices) = changed(&mut self.devices, devices, |device| device.name.clone());
+        let (claims, removed_claims) = changed(&mut self.claims, claims, |claim| {
+            claim.claim.as_ref().map(|name| name.uid.clone()).unwrap_or_default()
+        });
+        let complete = !self.begun;
+        self.begun = true;
+        let nothing =
+            devices.is_empty() && removed_devices.is_empty() && claims.is_empty() && removed_claims.is_empty();
+        (complete || !nothing).then(|| proto::WatchResponse {
+            taken_at_ms: now.as_millisecond(),
+            complete,
+            devices,
+            removed_devices,
+            claims,
+            removed_claims,
+        })
+    }
+}
+
+/// Takes in a new list; gives what is new or different, in the list's order, and the keys of what is no longer there.
+fn changed<T: Clone + PartialEq>(
+    told: &mut BTreeMap<String, T>,
+    list: Vec<T>,
+    key: impl Fn(&T) -> String,
+) -> (Vec<T>, Vec<String>) {
+    let keys: BTreeSet<_> = list.iter().map(&key).collect();
+    let removed: Vec<_> = told.keys().filter(|old| !keys.contains(*old)).cloned().collect();
+    told.retain(|old, _| keys.contains(old));
+    let mut news = Vec::new();
+    for item in list {
+        if told.get(&key(&item)) != Some(&item) {
+            told.insert(key(&item), item.clone());
+            news.push(item);
+        }
+    }
+    (news, removed)
+}
