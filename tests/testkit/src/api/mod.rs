@@ -78,6 +78,8 @@ struct Inner {
     auth: Auth,
     faults: Faults,
     requests: Vec<Request>,
+    /// How many requests were forgotten before the first of `requests`.
+    forgotten: usize,
     /// Open watches by resource.
     watches: BTreeMap<&'static str, usize>,
     bookmark_every: Duration,
@@ -203,6 +205,7 @@ impl ApiServer {
             auth: Auth::default(),
             faults: Faults::default(),
             requests: Vec::new(),
+            forgotten: 0,
             watches: BTreeMap::new(),
             bookmark_every: Duration::from_mins(1),
             gone_as: GoneAs::default(),
@@ -432,9 +435,12 @@ impl ApiServer {
         self.with_state(|s| s.writes_since(start).into_iter().cloned().collect())
     }
 
-    /// Forgets the recorded requests that have been answered long ago; for benches. Do not call it while requests are open.
+    /// Forgets the recorded requests, so that a long run does not pile them up.
     pub fn forget_requests(&self) {
-        self.shared.update(|inner| inner.requests.clear());
+        self.shared.update(|inner| {
+            inner.forgotten += inner.requests.len();
+            inner.requests.clear();
+        });
     }
 
     // Setting the stage.

@@ -34,7 +34,12 @@ impl Write<'_> {
     fn json(&self) -> Result<Value, Failure> {
         let value: Value = serde_json::from_slice(self.body)
             .map_err(|e| Failure::bad_request(format!("the object provided is unrecognized: {e}")))?;
-        if value.is_object() { Ok(value) } else { Err(Failure::bad_request("the body is no JSON object")) }
+        let part = |name: &str| value.get(name).is_none_or(|p| p.is_object() || p.is_null());
+        if value.is_object() && part("metadata") && part("spec") && part("status") {
+            Ok(value)
+        } else {
+            Err(Failure::bad_request("json: cannot unmarshal the body into an object"))
+        }
     }
 
     fn dry(&self) -> Result<bool, Failure> {

@@ -124,7 +124,7 @@ struct Asked {
     target: Option<Target>,
     content_type: String,
     bearer: Option<String>,
-    /// Its place in the record.
+    /// Its place among all requests since the start.
     index: usize,
 }
 
@@ -175,7 +175,8 @@ async fn answer(
     };
     let status = response.status().as_u16();
     shared.update(|inner| {
-        if let Some(request) = inner.requests.get_mut(asked.index) {
+        let index = asked.index.checked_sub(inner.forgotten);
+        if let Some(request) = index.and_then(|i| inner.requests.get_mut(i)) {
             request.status = Some(status);
         }
     });
@@ -227,7 +228,7 @@ fn receive(
         if let Ok(who) = &who {
             request.user = who.as_ref().map_or_else(|| "system:anonymous".to_owned(), Who::user);
         }
-        asked.index = inner.requests.len();
+        asked.index = inner.forgotten + inner.requests.len();
         inner.requests.push(request);
         who
     });

@@ -113,7 +113,9 @@ pub(crate) fn open(shared: &Arc<Shared>, target: &Target, query: &Query, selecto
     };
     tokio::spawn(async move {
         let _guard = guard;
+        let client = stream.sender.clone();
         tokio::select! {
+            () = client.closed() => {}
             () = stream.run(first, end) => {}
             changed = cut.changed() => {
                 if changed.is_ok() && cut.borrow().1 == Cut::Gone {
@@ -137,7 +139,13 @@ impl Stream {
         let mut last = Instant::now();
         loop {
             changed.mark_unchanged();
-            let (lines, interval) = self.pending();
+            let (lines, interval) = match self.pending() {
+                Ok(pending) => pending,
+                Err(failure) => {
+                    let _ = self.sender.send(Ok(line("ERROR", &failure.body()))).await;
+                    return;
+                }
+            };
             let mut silent = self.shared.silent.subscribe();
             for line in lines {
                 if silent.wait_for(|s| !s).await.is_err() || self.sender.send(Ok(line)).await.is_err() {
@@ -147,7 +155,6 @@ impl Stream {
             let left = end.saturating_duration_since(Instant::now());
             let next = (last + interval).saturating_duration_since(Instant::now());
             tokio::select! {
-                () = self.sender.closed() => return,
                 outcome = changed.changed() => if outcome.is_err() { return },
                 () = tokio::time::sleep(next.min(left)) => { // waits: for the next bookmark or the end of the watch
                     let done = left <= next;
@@ -166,18 +173,18 @@ impl Stream {
         }
     }
 
-    /// What happened since the last look, and the interval of bookmarks.
-    fn pending(&mut self) -> (Vec<Bytes>, Duration) {
+    /// What happened since the last look, and the interval of bookmarks; 410 when that is no longer known.
+    fn pending(&mut self) -> Result<(Vec<Bytes>, Duration), Failure> {
         let inner = self.shared.lock();
         let mut lines = Vec::new();
         if self.position < inner.store.oldest() {
-            return (lines, inner.bookmark_every);
+            return Err(Failure::gone(self.position, inner.store.oldest()));
         }
         for change in inner.store.since(self.position, self.resource.plural) {
             lines.extend(self.event(change));
         }
         self.position = inner.store.version();
-        (lines, inner.bookmark_every)
+        Ok((lines, inner.bookmark_every))
     }
 
     fn event(&self, change: &Change) -> Option<Bytes> {

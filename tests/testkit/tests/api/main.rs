@@ -1,5 +1,13 @@
 //! The API server stand-in, met with a real client.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails the test")]
+
+mod faults;
+mod gates;
+mod refusals;
+mod rights;
+mod watches;
+
 use std::time::Duration;
 
 use http::{Method, Request, header};
