@@ -21,7 +21,9 @@
 
 pub mod admin;
 pub mod device;
+pub mod disk;
 pub mod domain;
 pub mod engine;
 pub mod http;
 pub mod kubelet;
+pub mod store;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     names::{DeviceName, InvalidName},
     npu::{PciAddress, StableId, Vdie},
+    record::Record,
 };
 
 /// The memory of a node, kept in `node.json`.
@@ -31,6 +32,25 @@ pub struct CardMemory {
 }
 
 impl NodeMemory {
+    /// What the records of claims tell of a node whose own memory is lost: cards that are held keep their names.
+    ///
+    /// The Bus-Id of a card with a VDIE is not in its record: it stays all zeros until the next scan.
+    #[must_use]
+    pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let mut memory = Self::default();
+        for holding in records.into_iter().flat_map(|record| &record.devices) {
+            let Ok(name) = DeviceName::new(holding.device.as_str()) else { continue };
+            if memory.cards.iter().any(|card| card.name == name || card.stable_id == holding.stable_id) {
+                continue;
+            }
+            let vdie = Vdie::of_stable_id(&holding.stable_id);
+            let bus_id = holding.stable_id.as_str().strip_prefix("pci-").and_then(|text| text.parse().ok());
+            let Some(bus_id) = bus_id.or_else(|| vdie.is_some().then(PciAddress::default)) else { continue };
+            memory.cards.push(CardMemory { name, stable_id: holding.stable_id.clone(), vdie, bus_id });
+        }
+        memory
+    }
+
     /// Finds or makes the memory of a card.
     ///
     /// Gaining or losing a VDIE on one Bus-Id is the same card; a different VDIE there is a new one.
@@ -135,6 +155,39 @@ mod tests {
         assert_eq!(name(&mut memory, 0, None, 1), "npu-0");
         assert_eq!(memory.cards.len(), 1);
         assert_eq!(memory.cards[0].stable_id, id, "the identity stays that of first sight");
+    }
+
+    #[test]
+    fn a_lost_memory_is_rebuilt_from_the_records_so_that_held_cards_keep_their_names() {
+        use crate::domain::{
+            claim::{ClaimRef, ClaimUid},
+            record::{Holding, Phase},
+        };
+        let mut before = NodeMemory::default();
+        name(&mut before, 0, Some(10), 1);
+        name(&mut before, 5, None, 2);
+        let hold = |card: &CardMemory| Holding {
+            requests: vec![],
+            pool: "n/npu".to_owned(),
+            device: card.name.to_string(),
+            stable_id: card.stable_id.clone(),
+            physical_ids: vec![],
+            admin_access: false,
+            share_id: None,
+            cdi_device: String::new(),
+        };
+        let record = Record {
+            claim: ClaimRef { namespace: String::new(), name: String::new(), uid: ClaimUid::new("u").unwrap() },
+            boot_id: String::new(),
+            phase: Phase::Prepared,
+            prepared_at: jiff::Timestamp::UNIX_EPOCH,
+            devices: before.cards.iter().chain(&before.cards).map(hold).collect(),
+        };
+        let mut memory = NodeMemory::from_records([&record]);
+        assert_eq!(memory.cards.len(), 2);
+        assert_eq!(name(&mut memory, 7, Some(10), 1), "npu-0");
+        assert_eq!(name(&mut memory, 0, None, 2), "npu-5");
+        assert_eq!(memory, before);
     }
 
     #[test]

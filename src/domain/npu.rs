@@ -10,7 +10,7 @@ use super::{health::HealthReading, names::DeviceName};
 pub const MIB: u64 = 1 << 20;
 
 /// PCI address, printed `dddd:bb:dd.f` in lower case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
     /// PCI domain.
@@ -87,6 +87,14 @@ impl Vdie {
             return None;
         }
         Some(Self(words.map(|word| format!("{word:08X}")).join("-")))
+    }
+
+    /// The VDIE that an identity is, if it is one.
+    #[must_use]
+    pub fn of_stable_id(id: &StableId) -> Option<Self> {
+        let hex = |word: &str| word.len() == 8 && word.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'A'..=b'F'));
+        let words: Vec<_> = id.as_str().split('-').collect();
+        (words.len() == 5 && words.into_iter().all(hex)).then(|| Self(id.0.clone()))
     }
 
     /// The id as text.
