@@ -20,6 +20,7 @@
 //! 5. **`npuctl devices`**: socket, peer credentials, snapshot, table.
 
 pub mod admin;
+pub mod cdi;
 pub mod device;
 pub mod disk;
 pub mod domain;
