@@ -1,6 +1,19 @@
 //! The hardware: one trait, four backends.
 
-use std::{collections::BTreeMap, fmt};
+pub mod dcmi;
+pub mod example;
+pub mod memory;
+pub mod pci;
+pub mod sysfs;
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 
@@ -74,4 +87,212 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// How the backend is, without a vendor call.
     fn status(&self) -> Status;
+}
+
+/// Which backend the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// The vendor library if there is one, else sysfs.
+    #[default]
+    Auto,
+    /// The vendor library.
+    Dcmi,
+    /// Sysfs.
+    Sysfs,
+    /// This many example GPUs (profile `gpu`).
+    Example(u32),
+}
+
+/// Why a text names no backend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no backend; use auto, dcmi or sysfs, or device profile gpu for example gpus")]
+pub struct InvalidChoice(pub String);
+
+impl Choice {
+    /// Example GPUs where nothing says how many.
+    pub const EXAMPLES: u32 = 8;
+}
+
+impl FromStr for Choice {
+    type Err = InvalidChoice;
+
+    fn from_str(text: &str) -> Result<Self, InvalidChoice> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "dcmi" => Ok(Self::Dcmi),
+            "sysfs" => Ok(Self::Sysfs),
+            "example" => Ok(Self::Example(Self::EXAMPLES)),
+            other => Err(InvalidChoice(other.to_owned())),
+        }
+    }
+}
+
+/// What [`open`] needs to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Which backend.
+    pub choice: Choice,
+    /// Root of the host's files: `/`, or where a container has them mounted.
+    pub host_root: PathBuf,
+    /// Directory of the lock that vendor calls need; it must exist.
+    pub state_dir: PathBuf,
+    /// The vendor library; `None`: looked for in its usual places below the host root.
+    pub library: Option<PathBuf>,
+    /// Loads a library that others than root could have changed.
+    pub trust_library: bool,
+    /// How long chips may take to come up after a boot or reset; `None`: 150 s, on a 910C 360 s.
+    pub wait: Option<Duration>,
+    /// The executable that has the worker as its hidden subcommand: this one.
+    pub worker: PathBuf,
+    /// Deadlines and pauses around vendor calls.
+    pub timing: dcmi::Timing,
+}
+
+impl Settings {
+    /// The settings of a host process with this state directory.
+    #[must_use]
+    pub fn new(choice: Choice, host_root: &Path, state_dir: &Path) -> Self {
+        Self {
+            choice,
+            host_root: host_root.to_owned(),
+            state_dir: state_dir.to_owned(),
+            library: None,
+            trust_library: false,
+            wait: None,
+            // Also after an upgrade has replaced the file: the worker must be of our own version.
+            worker: PathBuf::from("/proc/self/exe"),
+            timing: dcmi::Timing::default(),
+        }
+    }
+}
+
+/// Why no backend could be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The vendor library was asked for and there is none.
+    #[error("no libdcmi.so: looked for {}; install the Ascend driver, name the library, or use backend sysfs", list(.0))]
+    NoLibrary(Vec<PathBuf>),
+    /// The system has no thread for it.
+    #[error("cannot start the thread of the vendor library: {0}")]
+    Thread(#[source] io::Error),
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Opens the backend that the operator wants. No vendor call is made yet.
+///
+/// `auto` takes sysfs only where no library file exists; a library that is refused or fails stays the choice.
+pub fn open(settings: &Settings) -> Result<Arc<dyn Backend>, OpenError> {
+    let places = settings.library.clone().map_or_else(|| library_places(&settings.host_root), |library| vec![library]);
+    let library = places.iter().find(|path| path.is_file());
+    Ok(match (settings.choice, library) {
+        (Choice::Example(count), _) => Arc::new(example::Example::new(count)),
+        (Choice::Sysfs, _) => Arc::new(sysfs::Sysfs::new(&settings.host_root)),
+        (Choice::Auto, None) if settings.library.is_none() => Arc::new(sysfs::Sysfs::new(&settings.host_root)),
+        (Choice::Auto | Choice::Dcmi, None) => return Err(OpenError::NoLibrary(places)),
+        (Choice::Auto | Choice::Dcmi, Some(library)) => {
+            let settings = dcmi::Settings {
+                host_root: settings.host_root.clone(),
+                library: library.clone(),
+                trust_library: settings.trust_library,
+                lock: settings.state_dir.join("dcmi.lock"),
+                worker: settings.worker.clone(),
+                wait: settings.wait,
+                timing: settings.timing.clone(),
+            };
+            Arc::new(dcmi::Dcmi::new(settings).map_err(OpenError::Thread)?)
+        }
+    })
+}
+
+/// Where the Ascend driver is installed, below the host root: as `/etc/ascend_install.info` says, else the default.
+fn install_prefix(host_root: &Path) -> PathBuf {
+    let info = pci::read(&host_root.join("etc/ascend_install.info")).unwrap_or_default();
+    let prefix = info.lines().find_map(|line| line.trim().strip_prefix("Driver_Install_Path_Param="));
+    let prefix = prefix.map(str::trim).filter(|prefix| prefix.starts_with('/')).unwrap_or("/usr/local/Ascend");
+    below(host_root, Path::new(prefix))
+}
+
+/// A host's absolute path, below the host root.
+fn below(host_root: &Path, path: &Path) -> PathBuf {
+    host_root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// Places of the vendor library, the likeliest first.
+fn library_places(host_root: &Path) -> Vec<PathBuf> {
+    let mut places = vec![install_prefix(host_root).join("driver/lib64/driver/libdcmi.so")];
+    let usual = [
+        "usr/local/Ascend/driver/lib64/driver/libdcmi.so",
+        "usr/local/dcmi/libdcmi.so",
+        "usr/lib64/libdcmi.so",
+        "usr/local/lib/libdcmi.so",
+    ];
+    for place in usual.map(|place| host_root.join(place)) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn settings(root: &Path, choice: Choice) -> Settings {
+        Settings::new(choice, root, root)
+    }
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn auto_takes_sysfs_only_where_no_library_file_exists() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(open(&settings(root.path(), Choice::Auto)).unwrap().name(), "sysfs");
+        fs::create_dir_all(root.path().join("usr/local/dcmi/libdcmi.so")).unwrap();
+        assert_eq!(open(&settings(root.path(), Choice::Auto)).unwrap().name(), "sysfs", "a directory is no library");
+        put(root.path(), "usr/lib64/libdcmi.so", "not even a library");
+        assert_eq!(open(&settings(root.path(), Choice::Auto)).unwrap().name(), "dcmi");
+        assert_eq!(open(&settings(root.path(), Choice::Sysfs)).unwrap().name(), "sysfs");
+    }
+
+    #[test]
+    fn the_install_file_of_the_host_leads_to_the_library() {
+        let root = tempfile::tempdir().unwrap();
+        put(
+            root.path(),
+            "etc/ascend_install.info",
+            "UserName=HwHiAiUser\nDriver_Install_Path_Param=/opt/ascend\nodd line",
+        );
+        put(root.path(), "opt/ascend/driver/lib64/driver/libdcmi.so", "");
+        let backend = open(&settings(root.path(), Choice::Auto)).unwrap();
+        assert_eq!(backend.name(), "dcmi");
+        let library = root.path().join("opt/ascend/driver/lib64/driver/libdcmi.so");
+        assert_eq!(backend.status().source, library.display().to_string());
+    }
+
+    #[test]
+    fn a_library_that_was_named_and_is_not_there_is_an_error_that_says_where_it_was_looked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let mut named = settings(root.path(), Choice::Auto);
+        named.library = Some(PathBuf::from("/nowhere/libdcmi.so"));
+        assert!(open(&named).unwrap_err().to_string().contains("/nowhere/libdcmi.so"));
+        let error = open(&settings(root.path(), Choice::Dcmi)).unwrap_err().to_string();
+        assert!(error.contains("usr/local/dcmi/libdcmi.so"), "{error}");
+    }
+
+    #[test]
+    fn backends_are_chosen_by_name() {
+        assert_eq!("auto".parse(), Ok(Choice::Auto));
+        assert_eq!("sysfs".parse(), Ok(Choice::Sysfs));
+        assert!("nvml".parse::<Choice>().unwrap_err().to_string().contains("nvml"));
+    }
 }

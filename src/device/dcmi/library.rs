@@ -1,0 +1,525 @@
+//! The safe side of the vendor library: checked before it is loaded, loaded once, never unloaded.
+//!
+//! The library starts threads of its own, so it stays for the process's life. A symbol that an older driver does not
+//! have is [`Trouble::Missing`], not a crash. Every result buffer has room behind it, for structs that have grown.
+
+#![allow(unsafe_code)]
+
+use core::ffi::{c_char, c_int, c_uint};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY};
+
+use super::{
+    ffi::{self, Plain},
+    wire::{At, Board, ChipInfo, OpenError, Outcome, Pcie, Trouble},
+};
+
+/// Levels of directories that a library may be deep.
+const MAX_LEVELS: usize = 20;
+
+/// Libraries that the vendor's needs, in the order in which they need each other, below `driver/lib64`.
+const DEPENDENCIES: [&str; 5] =
+    ["libc_sec.so", "libmmpa.so", "libascend_hal.so", "libdrvdsmi_host.so", "libdsmi_network.so"];
+
+/// A result on its way, with room for a library whose struct has grown since our header.
+#[repr(C)]
+struct Roomy<T> {
+    value: T,
+    room: [u64; 64],
+}
+
+impl<T: Plain> Roomy<T> {
+    fn new() -> Self {
+        Self::preset(T::zeroed())
+    }
+
+    fn preset(value: T) -> Self {
+        Self { value, room: [0; 64] }
+    }
+
+    fn place(&mut self) -> *mut T {
+        (&raw mut *self).cast()
+    }
+}
+
+macro_rules! symbols {
+    ($($field:ident: $ty:ty = $name:literal,)*) => {
+        /// One function pointer per symbol that the library has.
+        #[derive(Debug, Clone, Copy)]
+        struct Symbols { $($field: Option<$ty>,)* }
+
+        impl Symbols {
+            fn resolve(handle: &Handle) -> Self {
+                Self { $($field: {
+                    // SAFETY: the type is the one that the vendor's header gives this name.
+                    let symbol = unsafe { handle.get::<Option<$ty>>($name) };
+                    symbol.ok().and_then(|symbol| *symbol)
+                },)* }
+            }
+        }
+    };
+}
+
+symbols! {
+    init: ffi::Init = c"dcmi_init",
+    driver_version: ffi::Text = c"dcmi_get_driver_version",
+    card_list: ffi::CardList = c"dcmi_get_card_list",
+    card_num_list: ffi::CardList = c"dcmi_get_card_num_list",
+    device_id_in_card: ffi::CardChips = c"dcmi_get_device_id_in_card",
+    device_num_in_card: ffi::CardInt = c"dcmi_get_device_num_in_card",
+    fault_device_num_in_card: ffi::CardInt = c"dcmi_get_fault_device_num_in_card",
+    device_type: ffi::Chip<c_uint> = c"dcmi_get_device_type",
+    logic_id: ffi::LogicId = c"dcmi_get_device_logic_id",
+    physical_id: ffi::Convert = c"dcmi_get_device_phyid_from_logicid",
+    chip_info: ffi::Chip<ffi::ChipInfo> = c"dcmi_get_device_chip_info",
+    chip_info_v2: ffi::Chip<ffi::ChipInfoV2> = c"dcmi_get_device_chip_info_v2",
+    board_info: ffi::Chip<ffi::BoardInfo> = c"dcmi_get_device_board_info",
+    die: ffi::Die = c"dcmi_get_device_die_v2",
+    pcie_info: ffi::Chip<ffi::PcieInfoAll> = c"dcmi_get_device_pcie_info_v2",
+    hbm_info: ffi::Chip<ffi::HbmInfo> = c"dcmi_get_device_hbm_info",
+    memory_info: ffi::Chip<ffi::MemoryInfoV3> = c"dcmi_get_device_memory_info_v3",
+    boot_status: ffi::Chip<c_uint> = c"dcmi_get_device_boot_status",
+    product_type: ffi::ChipText = c"dcmi_get_product_type",
+    health: ffi::Chip<c_uint> = c"dcmi_get_device_health",
+    error_codes: ffi::ErrorCodes = c"dcmi_get_device_errorcode_v2",
+    temperature: ffi::Chip<c_int> = c"dcmi_get_device_temperature",
+    power: ffi::Chip<c_int> = c"dcmi_get_device_power_info",
+    card_power: ffi::CardInt = c"dcmi_mcu_get_power_info",
+    topology: ffi::Topology = c"dcmi_get_topo_info_by_device_id",
+    die_policy: ffi::Policy = c"dcmi_get_multi_die_policy",
+}
+
+impl Symbols {
+    /// Without these no NPU can be found or told from another.
+    fn mandatory(&self) -> Vec<&'static str> {
+        [
+            ("dcmi_init", self.init.is_some()),
+            ("dcmi_get_card_list", self.card_list.is_some() || self.card_num_list.is_some()),
+            ("dcmi_get_device_logic_id", self.logic_id.is_some()),
+            ("dcmi_get_device_phyid_from_logicid", self.physical_id.is_some()),
+            ("dcmi_get_device_chip_info", self.chip_info.is_some() || self.chip_info_v2.is_some()),
+            ("dcmi_get_device_pcie_info_v2", self.pcie_info.is_some()),
+            ("dcmi_get_device_health", self.health.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, found)| (!found).then_some(name))
+        .collect()
+    }
+}
+
+/// The loaded library. It is not thread-safe: its calls take `&mut self`.
+#[derive(Debug)]
+pub struct Library {
+    symbols: Symbols,
+}
+
+fn check(code: c_int) -> Outcome<()> {
+    if code == 0 { Ok(()) } else { Err(Trouble::Code(code)) }
+}
+
+/// The text of a buffer, up to its first NUL or its end; bytes that are no UTF-8 and control characters are replaced.
+fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().map(|c| c.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().replace(char::is_control, "\u{fffd}")
+}
+
+impl Library {
+    /// Checks, loads and resolves. The libraries that it needs are loaded first where they exist beside it, since the
+    /// loader's path need not name their directories.
+    pub fn open(path: &Path, trust: bool) -> Result<Self, OpenError> {
+        let path = checked(path, trust)?;
+        for directory in dependency_directories(&path) {
+            for dependency in DEPENDENCIES.map(|name| directory.join(name)) {
+                if dependency.is_file() {
+                    // One that does not load is left to the loader: if it is needed, loading the library says so.
+                    let _ = load(&checked(&dependency, trust)?);
+                }
+            }
+        }
+        let handle = load(&path)?;
+        let symbols = Symbols::resolve(&handle);
+        std::mem::forget(handle);
+        match symbols.mandatory() {
+            missing if missing.is_empty() => Ok(Self { symbols }),
+            missing => Err(OpenError::Refused(format!(
+                "{} lacks {}; upgrade the Ascend driver, or name its libdcmi.so",
+                path.display(),
+                missing.join(", ")
+            ))),
+        }
+    }
+
+    /// Starts the library. To be called once.
+    #[doc(alias = "dcmi_init")]
+    pub fn init(&mut self) -> Outcome<()> {
+        let init = self.symbols.init.ok_or(Trouble::Missing)?;
+        // SAFETY: takes nothing.
+        check(unsafe { init() })
+    }
+
+    /// Version of the driver.
+    #[doc(alias = "dcmi_get_driver_version")]
+    pub fn driver_version(&mut self) -> Outcome<String> {
+        let call = self.symbols.driver_version.ok_or(Trouble::Missing)?;
+        let mut buffer: [c_char; 512] = [0; 512];
+        // SAFETY: the buffer is twice as long as said, which is more than the longest version.
+        check(unsafe { call(buffer.as_mut_ptr(), 256) })?;
+        Ok(text(&buffer[..256]))
+    }
+
+    /// Card numbers; −1 stands for a card that did not come up.
+    #[doc(alias = "dcmi_get_card_list")]
+    pub fn cards(&mut self) -> Outcome<Vec<i32>> {
+        let call = self.symbols.card_list.or(self.symbols.card_num_list).ok_or(Trouble::Missing)?;
+        let mut count = Roomy::<c_int>::preset(-1);
+        let mut list: [c_int; 2 * ffi::MAX_CARDS] = [-1; 2 * ffi::MAX_CARDS];
+        // SAFETY: the list is longer than said.
+        check(unsafe { call(count.place(), list.as_mut_ptr(), 64) })?;
+        Ok(list[..counted(count.value, ffi::MAX_CARDS)?].to_vec())
+    }
+
+    /// NPU chips of a card, the MCU not counted.
+    #[doc(alias = "dcmi_get_device_id_in_card")]
+    pub fn chips(&mut self, card: i32) -> Outcome<i32> {
+        if let Some(call) = self.symbols.device_id_in_card {
+            let [mut chips, mut mcu, mut cpu] = [(); 3].map(|()| Roomy::<c_int>::preset(-1));
+            // SAFETY: three places for one integer each.
+            check(unsafe { call(card, chips.place(), mcu.place(), cpu.place()) })?;
+            return in_range(chips.value, ffi::MAX_CHIPS);
+        }
+        in_range(card_int(self.symbols.device_num_in_card, card)?, ffi::MAX_CHIPS)
+    }
+
+    /// Chips of a card that failed to come up.
+    #[doc(alias = "dcmi_get_fault_device_num_in_card")]
+    pub fn failed_chips(&mut self, card: i32) -> Outcome<i32> {
+        card_int(self.symbols.fault_device_num_in_card, card)
+    }
+
+    /// Power of a whole card in tenths of a watt, 310P.
+    #[doc(alias = "dcmi_mcu_get_power_info")]
+    pub fn card_power(&mut self, card: i32) -> Outcome<i32> {
+        card_int(self.symbols.card_power, card)
+    }
+
+    /// Kind of unit: 0 for an NPU.
+    #[doc(alias = "dcmi_get_device_type")]
+    pub fn unit(&mut self, at: At) -> Outcome<u32> {
+        chip(self.symbols.device_type, at, 255)
+    }
+
+    /// Logic id of a chip.
+    #[doc(alias = "dcmi_get_device_logic_id")]
+    pub fn logic_id(&mut self, at: At) -> Outcome<i32> {
+        let call = self.symbols.logic_id.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_int>::preset(-1);
+        // SAFETY: a place for one integer.
+        check(unsafe { call(out.place(), at.card, at.device) })?;
+        in_range(out.value, c_int::MAX)
+    }
+
+    /// Physical id of a logic id.
+    #[doc(alias = "dcmi_get_device_phyid_from_logicid")]
+    pub fn physical_id(&mut self, logic_id: u32) -> Outcome<u32> {
+        let call = self.symbols.physical_id.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_uint>::preset(c_uint::MAX);
+        // SAFETY: a place for one integer.
+        check(unsafe { call(logic_id, out.place()) })?;
+        if out.value > ffi::MAX_PHYSICAL_ID {
+            return Err(Trouble::Nonsense(out.value.into()));
+        }
+        Ok(out.value)
+    }
+
+    /// Names and AI cores of a chip, from the newer call where the library has it.
+    #[doc(alias = "dcmi_get_device_chip_info_v2")]
+    pub fn chip_info(&mut self, at: At) -> Outcome<ChipInfo> {
+        if self.symbols.chip_info_v2.is_some() {
+            let preset = ffi::ChipInfoV2 { aicore_cnt: c_uint::MAX, ..Plain::zeroed() };
+            match chip(self.symbols.chip_info_v2, at, preset) {
+                Err(Trouble::Code(ffi::NOT_SUPPORT)) if self.symbols.chip_info.is_some() => {}
+                info => {
+                    let info = info?;
+                    return named(&info.chip_name, &info.npu_name, info.aicore_cnt);
+                }
+            }
+        }
+        let preset = ffi::ChipInfo { aicore_cnt: c_uint::MAX, ..Plain::zeroed() };
+        let info = chip(self.symbols.chip_info, at, preset)?;
+        named(&info.chip_name, &[], info.aicore_cnt)
+    }
+
+    /// Board of a chip.
+    #[doc(alias = "dcmi_get_device_board_info")]
+    pub fn board(&mut self, at: At) -> Outcome<Board> {
+        let preset = ffi::BoardInfo { board_id: c_uint::MAX, ..Plain::zeroed() };
+        let info = chip(self.symbols.board_info, at, preset)?;
+        if info.board_id == c_uint::MAX {
+            return Err(Trouble::Nonsense(-1));
+        }
+        Ok(Board { board_id: info.board_id, slot_id: info.slot_id })
+    }
+
+    /// The serial-like id of a die, five words.
+    #[doc(alias = "dcmi_get_device_die_v2")]
+    pub fn die(&mut self, at: At) -> Outcome<[u32; 5]> {
+        let call = self.symbols.die.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::preset(ffi::DieId { soc_die: [c_uint::MAX; 5] });
+        // SAFETY: a place for the struct.
+        check(unsafe { call(at.card, at.device, ffi::DIE_VDIE, out.place()) })?;
+        if out.value.soc_die == [c_uint::MAX; 5] {
+            return Err(Trouble::Nonsense(-1));
+        }
+        Ok(out.value.soc_die)
+    }
+
+    /// PCI address of a chip.
+    #[doc(alias = "dcmi_get_device_pcie_info_v2")]
+    pub fn pcie(&mut self, at: At) -> Outcome<Pcie> {
+        let preset = ffi::PcieInfoAll { bdf_busid: c_uint::MAX, ..Plain::zeroed() };
+        let info = chip(self.symbols.pcie_info, at, preset)?;
+        Ok(Pcie {
+            domain: info.domain,
+            bus: info.bdf_busid,
+            device: info.bdf_deviceid,
+            function: info.bdf_funcid,
+            device_id: info.deviceid,
+        })
+    }
+
+    /// Size of the high-bandwidth memory in MiB.
+    #[doc(alias = "dcmi_get_device_hbm_info")]
+    pub fn hbm(&mut self, at: At) -> Outcome<u64> {
+        let preset = ffi::HbmInfo { memory_size: u64::MAX, ..Plain::zeroed() };
+        size(chip(self.symbols.hbm_info, at, preset)?.memory_size)
+    }
+
+    /// Size of the DDR memory in MiB.
+    #[doc(alias = "dcmi_get_device_memory_info_v3")]
+    pub fn memory(&mut self, at: At) -> Outcome<u64> {
+        let preset = ffi::MemoryInfoV3 { memory_size: u64::MAX, ..Plain::zeroed() };
+        size(chip(self.symbols.memory_info, at, preset)?.memory_size)
+    }
+
+    /// Boot status; 16 is ready.
+    #[doc(alias = "dcmi_get_device_boot_status")]
+    pub fn boot_status(&mut self, at: At) -> Outcome<u32> {
+        chip(self.symbols.boot_status, at, 0)
+    }
+
+    /// Product of a chip, `Atlas 300I Duo`; 910 and 910B tell none.
+    #[doc(alias = "dcmi_get_product_type")]
+    pub fn product(&mut self, at: At) -> Outcome<String> {
+        let call = self.symbols.product_type.ok_or(Trouble::Missing)?;
+        let mut buffer: [c_char; 512] = [0; 512];
+        // SAFETY: the buffer is twice as long as said.
+        check(unsafe { call(at.card, at.device, buffer.as_mut_ptr(), 256) })?;
+        Ok(text(&buffer[..256]))
+    }
+
+    /// Health value; 4 (unknown) is preset, since a failing call leaves it.
+    #[doc(alias = "dcmi_get_device_health")]
+    pub fn health(&mut self, at: At) -> Outcome<u32> {
+        chip(self.symbols.health, at, 4)
+    }
+
+    /// Active fault codes.
+    #[doc(alias = "dcmi_get_device_errorcode_v2")]
+    pub fn error_codes(&mut self, at: At) -> Outcome<Vec<u32>> {
+        let call = self.symbols.error_codes.ok_or(Trouble::Missing)?;
+        let mut count = Roomy::<c_int>::preset(-1);
+        let mut list: [c_uint; 2 * ffi::MAX_ERROR_CODES] = [0; 2 * ffi::MAX_ERROR_CODES];
+        // SAFETY: the list is longer than said.
+        check(unsafe { call(at.card, at.device, count.place(), list.as_mut_ptr(), 128) })?;
+        Ok(list[..counted(count.value, ffi::MAX_ERROR_CODES)?].to_vec())
+    }
+
+    /// Temperature in °C.
+    #[doc(alias = "dcmi_get_device_temperature")]
+    pub fn temperature(&mut self, at: At) -> Outcome<i32> {
+        chip(self.symbols.temperature, at, 0)
+    }
+
+    /// Power of a chip in tenths of a watt.
+    #[doc(alias = "dcmi_get_device_power_info")]
+    pub fn power(&mut self, at: At) -> Outcome<i32> {
+        chip(self.symbols.power, at, 0)
+    }
+
+    /// Kind of connection between two chips.
+    #[doc(alias = "dcmi_get_topo_info_by_device_id")]
+    pub fn topology(&mut self, a: At, b: At) -> Outcome<i32> {
+        let call = self.symbols.topology.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_int>::preset(-1);
+        // SAFETY: a place for one integer.
+        check(unsafe { call(a.card, a.device, b.card, b.device, out.place()) })?;
+        in_range(out.value, c_int::MAX)
+    }
+
+    /// Whether the dies of a 910C may be given alone (1) or go together (0).
+    #[doc(alias = "dcmi_get_multi_die_policy")]
+    pub fn die_policy(&mut self) -> Outcome<u32> {
+        let call = self.symbols.die_policy.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_uint>::new();
+        // SAFETY: a place for one integer.
+        check(unsafe { call(out.place()) })?;
+        Ok(out.value)
+    }
+}
+
+/// One number of a card.
+fn card_int(call: Option<ffi::CardInt>, card: i32) -> Outcome<i32> {
+    let call = call.ok_or(Trouble::Missing)?;
+    let mut out = Roomy::<c_int>::preset(-1);
+    // SAFETY: a place for one integer.
+    check(unsafe { call(card, out.place()) })?;
+    Ok(out.value)
+}
+
+/// The commonest form of call: one chip, one result.
+fn chip<T: Plain>(call: Option<ffi::Chip<T>>, at: At, preset: T) -> Outcome<T> {
+    let call = call.ok_or(Trouble::Missing)?;
+    let mut out = Roomy::preset(preset);
+    // SAFETY: a place for the struct, with room behind it.
+    check(unsafe { call(at.card, at.device, out.place()) })?;
+    Ok(out.value)
+}
+
+/// A number from 0 to `most`.
+fn in_range(value: c_int, most: c_int) -> Outcome<i32> {
+    if (0..=most).contains(&value) { Ok(value) } else { Err(Trouble::Nonsense(value.into())) }
+}
+
+/// Length of a list that the library filled.
+fn counted(count: c_int, room: usize) -> Outcome<usize> {
+    usize::try_from(count).ok().filter(|count| *count <= room).ok_or(Trouble::Nonsense(count.into()))
+}
+
+/// A memory size in MiB; the largest chip has less than 2^24.
+fn size(mib: u64) -> Outcome<u64> {
+    if mib < 1 << 24 { Ok(mib) } else { Err(Trouble::Nonsense(i64::try_from(mib).unwrap_or(-1))) }
+}
+
+fn named(chip_name: &[c_char], npu_name: &[c_char], ai_cores: c_uint) -> Outcome<ChipInfo> {
+    if ai_cores > ffi::MAX_AI_CORES {
+        return Err(Trouble::Nonsense(ai_cores.into()));
+    }
+    Ok(ChipInfo { chip_name: text(chip_name), npu_name: text(npu_name), ai_cores })
+}
+
+fn load(path: &Path) -> Result<Handle, OpenError> {
+    // SAFETY: the file was checked; running its initialisers is what the operator asked for, and this process exists
+    // for it.
+    unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }
+        .map_err(|error| OpenError::Refused(format!("{} cannot be loaded: {error}", path.display())))
+}
+
+/// `lib64/common` and `lib64/driver` of the driver that a library belongs to, or of the default one beside `dcmi`.
+fn dependency_directories(library: &Path) -> Vec<PathBuf> {
+    let lib64 = library.ancestors().find(|directory| directory.ends_with("driver/lib64")).map(Path::to_owned);
+    let beside = library.parent().filter(|directory| directory.ends_with("usr/local/dcmi")).and_then(Path::parent);
+    let lib64 = lib64.or_else(|| beside.map(|local| local.join("Ascend/driver/lib64")));
+    lib64.map(|lib64| vec![lib64.join("common"), lib64.join("driver")]).unwrap_or_default()
+}
+
+/// What is wrong with a file or directory on the way to a library; `None` if root alone can change it.
+fn flaw(uid: u32, mode: u32, symlink: bool) -> Option<String> {
+    if uid != 0 {
+        return Some(format!("belongs to uid {uid}, not to root"));
+    }
+    (!symlink && mode & 0o022 != 0).then(|| format!("can be written by group or others (mode {:04o})", mode & 0o7777))
+}
+
+/// The real path of a library that may be loaded: a regular file which, with every directory above it (also on the way
+/// through symbolic links), belongs to root and can be written by nobody else.
+pub fn checked(path: &Path, trust: bool) -> Result<PathBuf, OpenError> {
+    let refused = |what: &Path, why: &str| {
+        OpenError::Refused(format!("library {} is not loaded: {} {why}", path.display(), what.display()))
+    };
+    let real = fs::canonicalize(path).map_err(|error| refused(path, &format!("cannot be followed: {error}")))?;
+    if !fs::metadata(&real).is_ok_and(|metadata| metadata.is_file()) {
+        return Err(refused(&real, "is not a regular file"));
+    }
+    if trust {
+        return Ok(real);
+    }
+    for whole in [path, &real] {
+        if whole.ancestors().count() > MAX_LEVELS {
+            return Err(refused(whole, &format!("is more than {MAX_LEVELS} levels deep")));
+        }
+        for step in whole.ancestors().filter(|step| !step.as_os_str().is_empty()) {
+            let metadata =
+                fs::symlink_metadata(step).map_err(|error| refused(step, &format!("cannot be read: {error}")))?;
+            if let Some(flaw) = flaw(metadata.uid(), metadata.mode(), metadata.is_symlink()) {
+                return Err(refused(
+                    step,
+                    &format!("{flaw}; give it to root alone, or allow it by the setting that trusts the library"),
+                ));
+            }
+        }
+    }
+    Ok(real)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_ends_at_its_first_nul_or_at_its_buffer() {
+        let chars = |text: &[u8]| text.iter().map(|byte| c_char::from_ne_bytes([*byte])).collect::<Vec<_>>();
+        assert_eq!(text(&chars(b"910B4\0rubbish")), "910B4");
+        assert_eq!(text(&chars(b"no end")), "no end");
+        assert_eq!(text(&chars(b"\xff\x01x\0")), "\u{fffd}\u{fffd}x");
+        assert_eq!(text(&[]), "");
+    }
+
+    #[test]
+    fn only_root_may_own_or_write_what_is_loaded() {
+        assert_eq!(flaw(0, 0o100_755, false), None);
+        assert_eq!(flaw(0, 0o120_777, true), None);
+        assert!(flaw(0, 0o40_775, false).is_some());
+        assert!(flaw(0, 0o41_777, false).is_some());
+        assert!(flaw(1000, 0o100_755, false).is_some());
+        assert!(flaw(1000, 0o120_777, true).is_some());
+    }
+
+    #[test]
+    fn a_library_that_others_can_write_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("libdcmi.so");
+        fs::write(&file, "text").unwrap();
+        let OpenError::Refused(why) = checked(&file, false).unwrap_err() else { panic!("refused") };
+        assert!(why.contains(file.to_str().unwrap()), "{why}");
+        assert!(checked(&file, true).is_ok());
+        assert!(checked(dir.path(), true).is_err(), "a directory is no library");
+        assert!(checked(&dir.path().join("absent"), true).is_err());
+        let OpenError::Refused(why) = Library::open(&file, true).unwrap_err() else { panic!("refused") };
+        assert!(why.contains("cannot be loaded"), "{why}");
+    }
+
+    #[test]
+    fn the_drivers_own_directories_are_found_from_either_place_of_the_library() {
+        let found = |path: &str| dependency_directories(Path::new(path));
+        let both = vec![
+            PathBuf::from("/usr/local/Ascend/driver/lib64/common"),
+            PathBuf::from("/usr/local/Ascend/driver/lib64/driver"),
+        ];
+        assert_eq!(found("/usr/local/Ascend/driver/lib64/driver/libdcmi.so"), both);
+        assert_eq!(found("/usr/local/dcmi/libdcmi.so"), both);
+        assert_eq!(found("/usr/lib64/libdcmi.so"), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_library_without_symbols_names_those_that_it_lacks() {
+        // SAFETY: the C library is loaded already.
+        let handle = unsafe { Handle::open(Some("libc.so.6"), RTLD_LAZY) }.unwrap();
+        let missing = Symbols::resolve(&handle).mandatory();
+        assert_eq!(missing.len(), 7);
+    }
+}

@@ -1,0 +1,290 @@
+//! The vendor's DCMI library, in a child process.
+//!
+//! The library is not thread-safe, may hang, may crash, runs shells and keeps global state. So a child of the same
+//! binary ([`worker`]) loads it and makes one call at a time; one thread of ours ([`session`]) asks it and ends it when
+//! it does not answer. Callers put work into a queue: urgent calls (creating and destroying vNPUs) go before the next
+//! single call of a scan or poll, not only before the next scan.
+//!
+//! ```text
+//!              scan, first poll            init, all reads           poll
+//!   no worker ------------------> starting ----------------> ready <------+
+//!       ^                            |                         |  +-------+
+//!       |   reaped                   | crash, deadline,        | the same, or a chip has gone
+//!       +----------------------------+ failed init             | and a scan is wanted
+//!       +------------------------------------------------------+
+//!       |   not reaped in 5 s
+//!       +--> hung: every call fails at once until the kernel lets the process go
+//! ```
+
+pub mod ffi;
+pub mod library;
+mod reading;
+mod session;
+pub mod wire;
+pub mod worker;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt, io,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio::sync::oneshot;
+use tracing::error;
+
+use self::{
+    session::Session,
+    wire::{Outcome, Request},
+};
+use super::{Backend, Fault, Status};
+use crate::domain::{health::HealthReading, notice::Severity, npu::Scan};
+
+const BACKEND: &str = "dcmi";
+
+/// What the backend needs to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Root of the host's files, for sysfs.
+    pub host_root: PathBuf,
+    /// The vendor library.
+    pub library: PathBuf,
+    /// Loads a library that others than root could have changed.
+    pub trust_library: bool,
+    /// Lock file: who holds it makes vendor calls.
+    pub lock: PathBuf,
+    /// The executable whose hidden subcommand is the worker.
+    pub worker: PathBuf,
+    /// How long chips may take to come up; `None`: [`WAIT`](Self::WAIT), on a 910C [`WAIT_910C`](Self::WAIT_910C).
+    pub wait: Option<Duration>,
+    /// Deadlines and pauses.
+    pub timing: Timing,
+}
+
+impl Settings {
+    /// How long chips may take to come up.
+    pub const WAIT: Duration = Duration::from_secs(150);
+    /// The same on a 910C.
+    pub const WAIT_910C: Duration = Duration::from_mins(6);
+}
+
+/// Deadlines and pauses.
+#[derive(Debug, Clone)]
+pub struct Timing {
+    /// For one reading call.
+    pub read: Duration,
+    /// For loading the library and taking the lock.
+    pub hello: Duration,
+    /// For a killed worker to end.
+    pub reap: Duration,
+    /// Pause before the third start in a row, doubled for each further one.
+    pub back_off: Duration,
+    /// The longest such pause.
+    pub back_off_most: Duration,
+    /// Pause between starts that only look for a chip that has been missing for longer than it may take to come up.
+    pub missing: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            read: Duration::from_secs(2),
+            hello: Duration::from_secs(10),
+            reap: Duration::from_secs(5),
+            back_off: Duration::from_secs(1),
+            back_off_most: Duration::from_secs(10),
+            missing: Duration::from_mins(1),
+        }
+    }
+}
+
+type Reply<T> = oneshot::Sender<Result<T, Fault>>;
+
+/// What callers want of the thread.
+enum Work {
+    Scan(Reply<Scan>),
+    Health(Reply<BTreeMap<u32, HealthReading>>),
+    /// Goes before the next call of a scan or poll.
+    Urgent {
+        request: Request,
+        deadline: Duration,
+        reply: Reply<Outcome<serde_json::Value>>,
+    },
+}
+
+#[derive(Default)]
+struct Queue {
+    urgent: VecDeque<Work>,
+    ordinary: VecDeque<Work>,
+    closed: bool,
+}
+
+/// What callers and the thread share.
+struct Shared {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    status: Mutex<Status>,
+    /// The socket of the present worker: shut down, it wakes the thread from a call in progress.
+    link: Mutex<Option<UnixStream>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn new(source: String) -> Self {
+        Self {
+            queue: Mutex::default(),
+            filled: Condvar::new(),
+            status: Mutex::new(Status {
+                backend: BACKEND,
+                state: "starting",
+                source,
+                severity: Severity::Info,
+                detail: "no scan yet".to_owned(),
+            }),
+            link: Mutex::default(),
+        }
+    }
+
+    fn push(&self, work: Work) {
+        let mut queue = locked(&self.queue);
+        // Dropped with its reply: whoever waits hears of it.
+        if queue.closed {
+            return;
+        }
+        match work {
+            Work::Urgent { .. } => queue.urgent.push_back(work),
+            _ => queue.ordinary.push_back(work),
+        }
+        drop(queue);
+        self.filled.notify_one();
+    }
+
+    /// The next work, urgent first; waits for it. `None` when the backend is gone.
+    fn next(&self) -> Option<Work> {
+        let mut queue = locked(&self.queue);
+        loop {
+            if queue.closed {
+                return None;
+            }
+            let queue_now = &mut *queue;
+            if let Some(work) = queue_now.urgent.pop_front().or_else(|| queue_now.ordinary.pop_front()) {
+                return Some(work);
+            }
+            queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The next urgent work, if there is any now.
+    fn next_urgent(&self) -> Option<Work> {
+        locked(&self.queue).urgent.pop_front()
+    }
+
+    fn set_status(&self, state: &'static str, severity: Severity, detail: String) {
+        let mut status = locked(&self.status);
+        (status.state, status.severity, status.detail) = (state, severity, detail);
+    }
+
+    /// Notes that a first scan is on its way.
+    fn reading(&self) {
+        let mut status = locked(&self.status);
+        if status.state == "starting" && status.severity == Severity::Info {
+            "the library is starting".clone_into(&mut status.detail);
+        }
+    }
+
+    fn set_link(&self, stream: Option<UnixStream>) {
+        let closed = locked(&self.queue).closed;
+        let mut link = locked(&self.link);
+        if closed && let Some(stream) = &stream {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        *link = stream;
+    }
+
+    fn close(&self) {
+        let mut queue = locked(&self.queue);
+        queue.closed = true;
+        queue.urgent.clear();
+        queue.ordinary.clear();
+        drop(queue);
+        self.filled.notify_all();
+        if let Some(stream) = &*locked(&self.link) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The backend. Dropping it ends the worker.
+pub struct Dcmi {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Dcmi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dcmi").field("status", &*locked(&self.shared.status)).finish_non_exhaustive()
+    }
+}
+
+impl Dcmi {
+    /// Starts the thread; the library is loaded by the first scan.
+    pub fn new(settings: Settings) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new(settings.library.display().to_string()));
+        let session = Session::new(settings, shared.clone());
+        thread::Builder::new().name(BACKEND.to_owned()).spawn(move || {
+            let shared = session.shared();
+            if catch_unwind(AssertUnwindSafe(|| session.run())).is_err() {
+                error!("the thread of the vendor library has panicked; restart the daemon");
+                shared.set_status("failed", Severity::Error, "its thread has panicked; restart the daemon".to_owned());
+                shared.close();
+            }
+        })?;
+        Ok(Self { shared })
+    }
+
+    /// One call ahead of all polls: creating and destroying vNPUs.
+    pub async fn urgent(&self, request: Request, deadline: Duration) -> Result<Outcome<serde_json::Value>, Fault> {
+        self.ask(|reply| Work::Urgent { request, deadline, reply }).await
+    }
+
+    async fn ask<T>(&self, work: impl FnOnce(Reply<T>) -> Work) -> Result<T, Fault> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.push(work(reply));
+        answer.await.unwrap_or_else(|_| {
+            let why = "its thread has ended; restart the daemon".to_owned();
+            Err(Fault::Failed { backend: BACKEND, call: "waiting for an answer".to_owned(), why })
+        })
+    }
+}
+
+impl Drop for Dcmi {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl Backend for Dcmi {
+    fn name(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn scan(&self) -> BoxFuture<'_, Result<Scan, Fault>> {
+        self.ask(Work::Scan).boxed()
+    }
+
+    fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>> {
+        self.ask(Work::Health).boxed()
+    }
+
+    fn status(&self) -> Status {
+        locked(&self.shared.status).clone()
+    }
+}

@@ -1,0 +1,510 @@
+//! The one thread that talks to the worker: starts it, asks it, ends it.
+//!
+//! The worker's parent-death signal is tied to the thread that started it, so this thread lives as long as the backend.
+//! A crash, a missed deadline and a wanted re-scan are one path: the worker is ended and reaped, and the next scan
+//! starts another. A worker that cannot be reaped stops everything until it can.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    env,
+    ffi::OsString,
+    io::{self, Read},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::ExitStatusExt as _},
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use serde::de::DeserializeOwned;
+use tracing::{debug, info, warn};
+
+use super::{
+    BACKEND, Reply, Settings, Shared, Work,
+    reading::{self, Seat},
+    wire::{self, Hello, OpenError, Outcome, Request},
+    worker,
+};
+use crate::{
+    device::{Fault, pci},
+    domain::{
+        health::{HealthReading, Level},
+        notice::Severity,
+        npu::{Link, MissingChip, Scan},
+    },
+};
+
+/// A process that was started and must be reaped.
+pub(super) trait Process: Send {
+    /// Its id.
+    fn id(&self) -> u32;
+    /// Sends SIGKILL.
+    fn kill(&mut self);
+    /// How it ended, if it has; it is reaped then.
+    fn try_wait(&mut self) -> Option<ExitStatus>;
+}
+
+impl Process for Child {
+    fn id(&self) -> u32 {
+        Self::id(self)
+    }
+
+    fn kill(&mut self) {
+        let _ = Self::kill(self);
+    }
+
+    fn try_wait(&mut self) -> Option<ExitStatus> {
+        match Self::try_wait(self) {
+            Ok(status) => status,
+            // Nobody else reaps our children; if somebody does, it is gone all the same.
+            Err(_) => Some(ExitStatus::from_raw(0)),
+        }
+    }
+}
+
+struct Worker {
+    process: Box<dyn Process>,
+    stream: UnixStream,
+}
+
+/// What the library said at its last start, and whether that still holds.
+struct Snapshot {
+    seats: BTreeMap<u32, Seat>,
+    links: Vec<Link>,
+    /// The PCI functions of that moment.
+    functions: Vec<pci::Function>,
+    at: Instant,
+    complete: bool,
+    /// A chip has gone since.
+    stale: bool,
+}
+
+/// A row of scans that failed or were incomplete.
+struct Trouble {
+    since: Instant,
+    /// Failed scans in a row.
+    failures: u32,
+    /// No new attempt before this time; until then calls fail like this.
+    pause: Option<(Instant, Fault)>,
+}
+
+/// The state of the thread.
+pub(super) struct Session {
+    pub(super) settings: Settings,
+    shared: Arc<Shared>,
+    worker: Option<Worker>,
+    /// A worker that was killed and does not end.
+    ending: Option<Box<dyn Process>>,
+    snapshot: Option<Snapshot>,
+    trouble: Option<Trouble>,
+    /// The last fault codes that could be read, by physical id.
+    pub(super) codes: BTreeMap<u32, Vec<u32>>,
+    /// What was warned about, so that it is said once.
+    warned: HashSet<String>,
+}
+
+impl Session {
+    pub(super) fn new(settings: Settings, shared: Arc<Shared>) -> Self {
+        Self {
+            settings,
+            shared,
+            worker: None,
+            ending: None,
+            snapshot: None,
+            trouble: None,
+            codes: BTreeMap::new(),
+            warned: HashSet::new(),
+        }
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
+    /// Serves until the backend is dropped.
+    pub(super) fn run(mut self) {
+        while let Some(work) = self.shared.next() {
+            self.serve(work);
+        }
+        self.retire();
+    }
+
+    fn serve(&mut self, work: Work) {
+        match work {
+            Work::Scan(reply) => self.attend(reply, Self::scan),
+            Work::Health(reply) => self.attend(reply, Self::health),
+            Work::Urgent { request, deadline, reply } => {
+                self.attend(reply, |session| session.ask(&request, deadline));
+            }
+        }
+    }
+
+    fn attend<T>(&mut self, reply: Reply<T>, work: impl FnOnce(&mut Self) -> Result<T, Fault>) {
+        if !reply.is_closed() {
+            let _ = reply.send(work(self));
+        }
+    }
+
+    /// One call of a scan or poll, after all that is more urgent.
+    pub(super) fn call<T: DeserializeOwned>(&mut self, request: Request) -> Result<Outcome<T>, Fault> {
+        while let Some(work) = self.shared.next_urgent() {
+            self.serve(work);
+        }
+        self.ask(&request, self.settings.timing.read)
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, request: &Request, deadline: Duration) -> Result<T, Fault> {
+        self.reap()?;
+        let Some(worker) = &self.worker else {
+            let why = "the library is being started again".to_owned();
+            return Err(Fault::NotReady { backend: BACKEND, why });
+        };
+        let answer = exchange(&worker.stream, request, deadline);
+        answer.map_err(|error| self.lose(&request.to_string(), &error, deadline))
+    }
+
+    /// Ends a worker that did not answer as it should; says why.
+    fn lose(&mut self, call: &str, error: &io::Error, deadline: Duration) -> Fault {
+        let late = matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+        let ended = self.end();
+        let why = match ended {
+            Err(fault) => {
+                warn!(call, fault = fault.to_string(), "the vendor library hangs");
+                return fault;
+            }
+            Ok(_) if late => format!("no answer within {} s; its process was ended", deadline.as_secs_f32()),
+            Ok(Some(status)) => match (status.signal(), status.code()) {
+                (Some(signal), _) => {
+                    let name = Signal::try_from(signal).map_or("unknown signal", Signal::as_str);
+                    format!("the vendor library's process died of {name}")
+                }
+                (None, code) => format!("the vendor library ended its process with code {}", code.unwrap_or(-1)),
+            },
+            Ok(None) => error.to_string(),
+        };
+        warn!(call, why, "the vendor library's process is started again");
+        Fault::Failed { backend: BACKEND, call: call.to_owned(), why }
+    }
+
+    /// Kills the worker and reaps it; one that does not end makes the backend hung.
+    fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
+        self.snapshot = None;
+        self.shared.set_link(None);
+        let Some(Worker { mut process, stream }) = self.worker.take() else { return Ok(None) };
+        drop(stream);
+        process.kill();
+        let end = Instant::now() + self.settings.timing.reap;
+        loop {
+            if let Some(status) = process.try_wait() {
+                return Ok(Some(status));
+            }
+            if Instant::now() >= end {
+                self.ending = Some(process);
+                return self.reap().map(|()| None);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends the worker where nobody waits for its answer.
+    fn retire(&mut self) {
+        if let Err(fault) = self.end() {
+            warn!(fault = fault.to_string(), "the vendor library's process does not end");
+        }
+    }
+
+    /// No call is made while a killed worker still exists.
+    fn reap(&mut self) -> Result<(), Fault> {
+        let Some(process) = &mut self.ending else { return Ok(()) };
+        if process.try_wait().is_some() {
+            info!(pid = process.id(), "the vendor library's hung process has ended");
+            self.ending = None;
+            return Ok(());
+        }
+        let why = format!(
+            "process {} was killed and does not end (it waits in the kernel for the device); reset the device or \
+             restart the host",
+            process.id()
+        );
+        let fault = Fault::Hung { backend: BACKEND, why };
+        self.shared.set_status("hung", Severity::Error, fault.to_string());
+        Err(fault)
+    }
+
+    /// Reads all chips.
+    fn scan(&mut self) -> Result<Scan, Fault> {
+        self.reap()?;
+        if let Some(Trouble { pause: Some((until, fault)), .. }) = &self.trouble
+            && Instant::now() < *until
+        {
+            return Err(fault.clone());
+        }
+        let functions = pci::functions(&self.settings.host_root).unwrap_or_default();
+        if self.outdated(&functions) {
+            self.retire();
+        }
+        let scan = self.attempt(functions);
+        match &scan {
+            Ok(scan) => self.settled(scan),
+            Err(fault) => self.failed(fault),
+        }
+        scan
+    }
+
+    /// True if a scan needs a new start of the library: what it lists is what it saw at its last one.
+    fn outdated(&self, functions: &[pci::Function]) -> bool {
+        let Some(snapshot) = &self.snapshot else { return false };
+        let retry = !snapshot.complete && (!self.waited() || snapshot.at.elapsed() >= self.settings.timing.missing);
+        snapshot.stale || snapshot.functions != functions || retry
+    }
+
+    fn attempt(&mut self, functions: Vec<pci::Function>) -> Result<Scan, Fault> {
+        self.shared.reading();
+        let patience = self.patience(&functions);
+        if self.worker.is_none() {
+            self.start(patience).map_err(|fault| name_missing(fault, &functions))?;
+        }
+        let links = self.snapshot.take().map(|snapshot| snapshot.links).unwrap_or_default();
+        let reading = reading::read(self, &links)?;
+        let (mut scan, seats) = (reading.scan, reading.seats);
+        let expected: usize = functions.iter().map(|function| usize::try_from(function.chips).unwrap_or(1)).sum();
+        let found = scan.chips.len();
+        join_missing(&mut scan, &functions);
+        self.snapshot = Some(Snapshot {
+            seats,
+            links: scan.links.clone(),
+            functions,
+            at: Instant::now(),
+            complete: scan.missing.is_empty(),
+            stale: false,
+        });
+        if found < expected {
+            let since = self.trouble.get_or_insert_with(Trouble::new).since;
+            if found == 0 || since.elapsed() < patience {
+                let why = format!("{found} of {expected} chips are up; missing: {}", listed(&scan.missing));
+                return Err(Fault::NotReady { backend: BACKEND, why });
+            }
+        }
+        Ok(scan)
+    }
+
+    /// How long chips may take to come up after a boot or reset.
+    fn patience(&self, functions: &[pci::Function]) -> Duration {
+        let slow = functions.iter().any(|function| function.device_id == pci::DEVICE_910C);
+        self.settings.wait.unwrap_or(if slow { Settings::WAIT_910C } else { Settings::WAIT })
+    }
+
+    /// True if chips have had their time to come up.
+    fn waited(&self) -> bool {
+        let functions = self.snapshot.as_ref().map(|snapshot| snapshot.functions.as_slice()).unwrap_or_default();
+        self.trouble.as_ref().is_none_or(|trouble| trouble.since.elapsed() >= self.patience(functions))
+    }
+
+    fn settled(&mut self, scan: &Scan) {
+        if scan.missing.is_empty() {
+            self.trouble = None;
+            self.shared.set_status("ready", Severity::Info, String::new());
+        } else {
+            let trouble = self.trouble.get_or_insert_with(Trouble::new);
+            (trouble.failures, trouble.pause) = (0, None);
+            let detail = format!("missing: {}", listed(&scan.missing));
+            self.warn_once(&detail);
+            self.shared.set_status("ready", Severity::Warning, detail);
+        }
+    }
+
+    fn failed(&mut self, fault: &Fault) {
+        // An incomplete node keeps its worker for health polls; any other failure makes it suspect.
+        if self.snapshot.is_none() {
+            self.retire();
+        }
+        let waited = self.waited() && self.trouble.is_some();
+        let timing = &self.settings.timing;
+        let trouble = self.trouble.get_or_insert_with(Trouble::new);
+        trouble.failures = trouble.failures.saturating_add(1);
+        // The first retry is free: it mends a single crash or hang.
+        let pause = match trouble.failures {
+            1 => Duration::ZERO,
+            n => timing.back_off.saturating_mul(1 << (n - 2).min(16)).min(timing.back_off_most),
+        };
+        trouble.pause = Some((Instant::now() + pause, fault.clone()));
+        let (state, severity) = match fault {
+            Fault::Hung { .. } => ("hung", Severity::Error),
+            Fault::NotReady { .. } if !waited => ("starting", Severity::Warning),
+            _ => ("failed", Severity::Error),
+        };
+        self.shared.set_status(state, severity, fault.to_string());
+    }
+
+    /// Starts a worker and, in it, the library.
+    fn start(&mut self, patience: Duration) -> Result<(), Fault> {
+        let worker = self.spawn().map_err(|error| Fault::Failed {
+            backend: BACKEND,
+            call: format!("starting {}", self.settings.worker.display()),
+            why: error.to_string(),
+        })?;
+        debug!(pid = worker.process.id(), "the vendor library's process was started");
+        self.shared.set_link(worker.stream.try_clone().ok());
+        let hello = receive::<Hello>(&worker.stream, Instant::now() + self.settings.timing.hello);
+        self.worker = Some(worker);
+        let loading = format!("loading {}", self.settings.library.display());
+        match hello {
+            Err(error) => return Err(self.lose(&loading, &error, self.settings.timing.hello)),
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                self.retire();
+                return Err(match error {
+                    OpenError::Refused(why) => Fault::Refused { backend: BACKEND, why },
+                    OpenError::Lock(why) => Fault::Failed { backend: BACKEND, call: "taking the lock".to_owned(), why },
+                    OpenError::Locked { holder } => Fault::NotReady {
+                        backend: BACKEND,
+                        why: format!(
+                            "process {holder} still makes vendor calls and holds {}; end it if its daemon is gone",
+                            self.settings.lock.display()
+                        ),
+                    },
+                });
+            }
+        }
+        match self.ask::<Outcome<()>>(&Request::Init, patience)? {
+            Ok(()) => Ok(()),
+            Err(trouble) => {
+                self.retire();
+                let why = format!("{} answered {trouble}", Request::Init);
+                Err(Fault::NotReady { backend: BACKEND, why })
+            }
+        }
+    }
+
+    fn spawn(&self) -> io::Result<Worker> {
+        let settings = &self.settings;
+        let (stream, theirs) = UnixStream::pair()?;
+        stream.set_write_timeout(Some(settings.timing.read))?;
+        let child = Command::new(&settings.worker)
+            .arg(worker::SUBCOMMAND)
+            .arg(std::process::id().to_string())
+            .args([&settings.lock, &settings.library])
+            .arg(if settings.trust_library { "trust" } else { "check" })
+            .env_clear()
+            .envs(env::vars_os().filter(|(name, _)| is_for_library(name)))
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir("/")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        Ok(Worker { process: Box::new(child), stream })
+    }
+
+    /// Reads the health of every chip of the last start.
+    fn health(&mut self) -> Result<BTreeMap<u32, HealthReading>, Fault> {
+        self.reap()?;
+        if self.snapshot.is_none() {
+            self.scan()?;
+        }
+        let seats = self.snapshot.as_ref().map(|snapshot| snapshot.seats.clone()).unwrap_or_default();
+        let mut readings = BTreeMap::new();
+        for (physical_id, seat) in seats {
+            let reading = reading::health(self, physical_id, seat)?;
+            if reading.level == Level::Gone
+                && let Some(snapshot) = &mut self.snapshot
+            {
+                snapshot.stale = true;
+            }
+            readings.insert(physical_id, reading);
+        }
+        Ok(readings)
+    }
+
+    /// Says something that stays true for long only once.
+    pub(super) fn warn_once(&mut self, what: &str) {
+        if self.warned.insert(what.to_owned()) {
+            warn!("{what}");
+        }
+    }
+}
+
+impl Trouble {
+    fn new() -> Self {
+        Self { since: Instant::now(), failures: 0, pause: None }
+    }
+}
+
+/// Variables that the library may read; the daemon's own (credentials, systemd's, those that choose cards) stay here.
+fn is_for_library(name: &OsString) -> bool {
+    let name = name.to_string_lossy();
+    matches!(&*name, "LANG" | "LC_ALL" | "TZ")
+        || name.contains("DCMI")
+        || (name.starts_with("ASCEND_") && name.contains("LOG"))
+}
+
+/// Adds the chips that the bus has to a start that failed.
+fn name_missing(fault: Fault, functions: &[pci::Function]) -> Fault {
+    match fault {
+        Fault::NotReady { backend, why } if !functions.is_empty() => {
+            let names: Vec<_> = functions.iter().map(|function| function.address.to_string()).collect();
+            Fault::NotReady { backend, why: format!("{why}; missing: {}", names.join(", ")) }
+        }
+        other => other,
+    }
+}
+
+/// Joins what the library could not read with what the bus has: a PCI address says more than a card number.
+fn join_missing(scan: &mut Scan, functions: &[pci::Function]) {
+    let mut absent = Vec::new();
+    for function in functions {
+        let found = scan.chips.iter().filter(|chip| chip.bus_id == function.address).count();
+        let chips = usize::try_from(function.chips).unwrap_or(1);
+        absent.extend((found..chips).map(|_| function.address.to_string()));
+    }
+    let expected: usize = functions.iter().map(|function| usize::try_from(function.chips).unwrap_or(1)).sum();
+    if absent.is_empty() || scan.chips.len() >= expected {
+        return;
+    }
+    let mut why: Vec<_> = scan.missing.iter().map(|chip| format!("{}: {}", chip.what, chip.why)).collect();
+    if why.is_empty() {
+        why.push("the vendor library does not list it".to_owned());
+    }
+    let why = why.join("; ");
+    scan.missing = absent.into_iter().map(|what| MissingChip { what, why: why.clone() }).collect();
+}
+
+fn listed(missing: &[MissingChip]) -> String {
+    let mut reasons: Vec<&str> = missing.iter().map(|chip| chip.why.as_str()).collect();
+    reasons.dedup();
+    let names: Vec<&str> = missing.iter().map(|chip| chip.what.as_str()).collect();
+    format!("{} ({})", names.join(", "), reasons.join("; "))
+}
+
+/// One request and its answer.
+fn exchange<T: DeserializeOwned>(stream: &UnixStream, request: &Request, deadline: Duration) -> io::Result<T> {
+    let end = Instant::now() + deadline;
+    wire::send(stream, request)?;
+    receive(stream, end)
+}
+
+fn receive<T: DeserializeOwned>(stream: &UnixStream, end: Instant) -> io::Result<T> {
+    wire::receive(Until { stream, end })
+}
+
+/// A socket that is read until a point in time.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}

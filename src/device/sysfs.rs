@@ -1,0 +1,135 @@
+//! Chips by sysfs alone, for nodes without the vendor library.
+//!
+//! It knows PCI identity, family, NUMA node and physical id; never memory, cores, health or templates.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use futures::{FutureExt as _, future::BoxFuture};
+use tracing::warn;
+
+use super::{Backend, Fault, Status, pci};
+use crate::domain::{
+    health::{HealthReading, Level},
+    notice::Severity,
+    npu::{ChipReading, Family, MissingChip, PciAddress, Scan},
+};
+
+const NAME: &str = "sysfs";
+
+/// The backend.
+#[derive(Debug)]
+pub struct Sysfs {
+    host_root: PathBuf,
+    /// Chips of the last good scan by physical id, or why there was none.
+    last: Mutex<Result<BTreeMap<u32, PciAddress>, Fault>>,
+}
+
+impl Sysfs {
+    /// Reads below this root.
+    #[must_use]
+    pub fn new(host_root: &Path) -> Self {
+        let why = "no scan yet".to_owned();
+        let last = Mutex::new(Err(Fault::NotReady { backend: NAME, why }));
+        Self { host_root: host_root.to_owned(), last }
+    }
+
+    fn read(&self) -> Result<Scan, Fault> {
+        let directory = self.host_root.join("sys/bus/pci/devices");
+        let functions = pci::functions(&self.host_root).map_err(|error| Fault::Failed {
+            backend: NAME,
+            call: format!("reading {}", directory.display()),
+            why: error.to_string(),
+        })?;
+        let mut scan = Scan { dies_bound: true, driver_version: self.driver_version(), ..Scan::default() };
+        for function in functions {
+            let missing = |why: &str| MissingChip { what: function.address.to_string(), why: why.to_owned() };
+            let mut ids = function.physical_ids().into_iter();
+            match ids.next() {
+                None => scan.missing.push(missing("no ascend driver serves it (no dev_id); load the driver")),
+                Some(id) if scan.chips.iter().any(|chip| chip.physical_id == id) => {
+                    scan.missing.push(missing(&format!("its physical id {id} is that of another chip")));
+                }
+                Some(id) => scan.chips.push(self.chip(&function, id)),
+            }
+            for id in ids {
+                scan.missing.push(missing(&format!(
+                    "chip {id} cannot be told from the first one of its function without the vendor library"
+                )));
+            }
+        }
+        Ok(scan)
+    }
+
+    fn chip(&self, function: &pci::Function, physical_id: u32) -> ChipReading {
+        let family = function.family();
+        // The dies of a 910C card pair as 2k and 2k+1.
+        let pair = (family == Family::Ascend910C).then(|| i32::try_from(physical_id / 2).ok()).flatten();
+        ChipReading {
+            physical_id,
+            logic_id: None,
+            card_id: pair,
+            device_id: i32::from(pair.is_some() && physical_id % 2 == 1),
+            bus_id: function.address,
+            vdie: None,
+            chip_name: String::new(),
+            family,
+            board_id: None,
+            memory: None,
+            ai_cores: None,
+            numa_node: pci::numa_node(&self.host_root, function.address),
+            pcie_root: pci::pcie_root(&self.host_root, function.address),
+            health: HealthReading::of(Level::Unknown),
+        }
+    }
+
+    /// `Version=` of the driver's `version.info`; empty if there is none.
+    fn driver_version(&self) -> String {
+        let prefix = super::install_prefix(&self.host_root);
+        let text = pci::read(&prefix.join("driver/version.info")).unwrap_or_default();
+        let version = text.lines().find_map(|line| line.trim().strip_prefix("Version="));
+        version.unwrap_or_default().trim().chars().filter(|c| !c.is_control()).take(64).collect()
+    }
+}
+
+impl Backend for Sysfs {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn scan(&self) -> BoxFuture<'_, Result<Scan, Fault>> {
+        async move {
+            let scan = self.read();
+            for chip in scan.iter().flat_map(|scan| &scan.missing) {
+                warn!(chip = chip.what, why = chip.why, "a chip is left out");
+            }
+            let seen = scan.clone().map(|scan| scan.chips.iter().map(|c| (c.physical_id, c.bus_id)).collect());
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+            scan
+        }
+        .boxed()
+    }
+
+    fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>> {
+        async move {
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+            let level = |address| if pci::exists(&self.host_root, address) { Level::Unknown } else { Level::Gone };
+            Ok(last.into_iter().map(|(id, address)| (id, HealthReading::of(level(address)))).collect())
+        }
+        .boxed()
+    }
+
+    fn status(&self) -> Status {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (state, severity, detail) = match &*last {
+            Ok(_) => ("ready", Severity::Info, String::new()),
+            Err(fault @ Fault::NotReady { .. }) => ("starting", Severity::Info, fault.to_string()),
+            Err(fault) => ("failed", Severity::Error, fault.to_string()),
+        };
+        let source = self.host_root.join("sys/bus/pci/devices").display().to_string();
+        Status { backend: NAME, state, source, severity, detail }
+    }
+}
