@@ -183,3 +183,64 @@ async fn discovery_and_version_are_what_the_client_expects() {
     let ok = admin.request_text(Request::get("/livez").body(Vec::new()).unwrap()).await.unwrap();
     assert_eq!(ok, "ok");
 }
+
+#[tokio::test]
+async fn a_dry_run_of_any_verb_changes_nothing() {
+    let world = World::new(Release::V1_36).await;
+    let admin = world.admin().await;
+    let stored = post(&admin, SLICES, &slice("a", "node1")).await.unwrap();
+    let mut changed = slice("a", "node1");
+    changed["spec"]["pool"]["generation"] = json!(2);
+    let path = format!("{SLICES}/a?dryRun=All&fieldManager=npu-dra&force=true");
+    let replaced = put(&admin, &path, &changed).await.unwrap();
+    assert_eq!((&replaced["spec"]["pool"]["generation"], &replaced["metadata"]["generation"]), (&json!(2), &json!(2)));
+    for kind in ["application/apply-patch+yaml", "application/merge-patch+json"] {
+        let patched = call(&admin, Method::PATCH, &path, kind, &changed).await.unwrap();
+        assert_eq!(patched["spec"]["pool"]["generation"], 2, "{kind}");
+    }
+    delete(&admin, &path).await.unwrap();
+    delete(&admin, &format!("{SLICES}?dryRun=All")).await.unwrap();
+    let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"]});
+    let bare = format!("{SLICES}/a");
+    call(&admin, Method::DELETE, &bare, "application/json", &options).await.unwrap();
+    assert_eq!(get(&admin, &bare).await.unwrap(), stored);
+}
+
+#[tokio::test]
+async fn an_apply_needs_a_manager_and_a_type_and_other_patches_are_refused() {
+    let world = World::new(Release::V1_36).await;
+    let admin = world.admin().await;
+    let apply = "application/apply-patch+yaml";
+    let path = format!("{SLICES}/a");
+    let code = |kind: &'static str, query: &'static str, body: Value| {
+        let (admin, path) = (admin.clone(), format!("{path}{query}"));
+        async move { call(&admin, Method::PATCH, &path, kind, &body).await.map_or_else(|s| s.code, |_| 200) }
+    };
+    assert_eq!(code(apply, "", slice("a", "node1")).await, 400, "no field manager");
+    assert_eq!(code(apply, "?fieldManager=x", json!({"spec": {}})).await, 400, "no kind");
+    assert_eq!(code("application/merge-patch+json", "", json!({})).await, 404);
+    assert_eq!(code("application/json-patch+json", "", json!({})).await, 415);
+    assert_eq!(code(apply, "?fieldManager=x", slice("a", "node1")).await, 200);
+    let stale = json!({"metadata": {"resourceVersion": "1"}});
+    assert_eq!(code("application/merge-patch+json", "", stale).await, 409);
+    assert_eq!(code("application/merge-patch+json", "", json!({"metadata": "x"})).await, 400);
+}
+
+#[tokio::test]
+async fn a_claim_with_a_finalizer_stays_until_it_is_taken_away() {
+    let world = World::new(Release::V1_36).await;
+    let admin = world.admin().await;
+    let claims = "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims";
+    let claim = json!({
+        "metadata": {"name": "c", "finalizers": ["resource.kubernetes.io/delete-protection"]},
+        "spec": {"devices": {"requests": [{"name": "npu", "exactly": {"deviceClassName": "npu.huawei.com"}}]}},
+    });
+    let path = format!("{claims}/c");
+    post(&admin, claims, &claim).await.unwrap();
+    delete(&admin, &path).await.unwrap();
+    let mut marked = get(&admin, &path).await.unwrap();
+    assert!(marked["metadata"]["deletionTimestamp"].is_string());
+    marked["metadata"]["finalizers"] = json!([]);
+    put(&admin, &path, &marked).await.unwrap();
+    assert_eq!(get(&admin, &path).await.unwrap_err().code, 404);
+}
