@@ -20,7 +20,7 @@ pub const SUPPORTED_VERSIONS: [&str; 4] =
 pub struct Registration {
     /// How many times kubelet said that it took us in. Each time it may have deleted our slices just before.
     pub times: u64,
-    /// Its last word; `None` before the first.
+    /// Its last word; `None` before the first, and after the socket was removed behind us.
     pub verdict: Option<Verdict>,
 }
 
@@ -49,13 +49,22 @@ pub(super) struct Registrar {
     pub(super) metrics: Metrics,
 }
 
+impl Registrar {
+    /// The socket is gone, and with it kubelet's registration.
+    pub(super) fn forget(&self) {
+        self.metrics.set_registered(false);
+        self.state.send_modify(|state| state.verdict = None);
+    }
+}
+
 #[tonic::async_trait]
 impl Service for Registrar {
     async fn get_info(&self, request: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        let start = Instant::now();
         // Our own readiness probe asks as well, and is not kubelet.
         if !is_ourselves(&request) {
             self.metrics.called();
-            self.metrics.answered(Method::get_info, Outcome::ok, Instant::now().elapsed());
+            self.metrics.answered(Method::get_info, Outcome::ok, start.elapsed());
             tracing::debug!("kubelet asked who we are");
         }
         Ok(Response::new(self.info.clone()))

@@ -159,7 +159,7 @@ impl Sockets {
     }
 
     /// Looks at everything that may be in the way, removes what killed instances left, and makes the plugin directory.
-    pub(super) fn clear(&self) -> Result<Vec<PathBuf>, SocketError> {
+    fn clear(&self) -> Result<Vec<PathBuf>, SocketError> {
         let registrar = |source| SocketError::Registrar { path: self.registrar_dir.clone(), source };
         if !std::fs::metadata(&self.registrar_dir).map_err(registrar)?.is_dir() {
             return Err(registrar(Errno::ENOTDIR.into()));
@@ -179,19 +179,24 @@ impl Sockets {
         Ok(swept)
     }
 
-    /// Listens for kubelet's calls; the socket is there at once.
-    pub(super) fn listen_endpoint(&self) -> Result<(UnixListener, Socket), SocketError> {
-        let hidden = self.data_dir.join(temporary("dra"));
-        let (listener, mut socket) = listen(&hidden, &self.endpoint)?;
-        socket.show()?;
-        Ok((listener, socket))
+    /// Clears the way and makes both sockets. The DRA socket is there at once; kubelet does not see the registration
+    /// socket before [`Socket::show`].
+    pub(super) fn listen(&self) -> Result<Listening, SocketError> {
+        for path in self.clear()? {
+            tracing::info!(path = %path.display(), "removed a socket that a killed instance left");
+        }
+        let mut endpoint = listen(&self.data_dir.join(temporary("dra")), &self.endpoint)?;
+        endpoint.1.show()?;
+        let registration = listen(&self.registrar_dir.join(temporary(self.driver.as_str())), &self.registration)?;
+        Ok(Listening { endpoint, registration })
     }
+}
 
-    /// Listens for kubelet's registration; kubelet does not see the socket before [`Socket::show`].
-    pub(super) fn listen_registration(&self) -> Result<(UnixListener, Socket), SocketError> {
-        let hidden = self.registrar_dir.join(temporary(self.driver.as_str()));
-        listen(&hidden, &self.registration)
-    }
+/// Both sockets, listening.
+#[derive(Debug)]
+pub(super) struct Listening {
+    pub(super) endpoint: (UnixListener, Socket),
+    pub(super) registration: (UnixListener, Socket),
 }
 
 /// A socket file of ours. Dropping it removes the file, if it is still ours.
@@ -216,12 +221,18 @@ impl Socket {
         }
         Ok(())
     }
+
+    /// True while the file is there and ours.
+    pub(super) fn is_in_place(&self) -> bool {
+        identity(&self.path).is_ok_and(|found| found == self.identity)
+    }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
-        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+        if self.is_in_place()
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
             tracing::warn!(path = %self.path.display(), error = %error, "could not remove the socket");
         }
     }
@@ -399,9 +410,8 @@ mod tests {
         std::fs::create_dir(&registrar).unwrap();
         let sockets = sockets(&registrar, &dir.path().join("p"));
         assert_eq!(sockets.registration().as_os_str().len(), 107);
-        sockets.clear().unwrap();
-        let (_listener, mut socket) = sockets.listen_registration().unwrap();
-        socket.show().unwrap();
+        let mut listening = sockets.listen().unwrap();
+        listening.registration.1.show().unwrap();
         assert!(matches!(probe(sockets.registration()), Ok(Probe::Alive)));
 
         let error = named(None, &long(108), &dir.path().join("p")).unwrap_err().to_string();
@@ -429,7 +439,7 @@ mod tests {
         sockets.clear().unwrap();
         assert!(!sockets.registration().exists() && !sockets.endpoint().exists());
 
-        let (_listener, _socket) = sockets.listen_endpoint().unwrap();
+        let _listening = sockets.listen().unwrap();
         let error = sockets.clear().unwrap_err();
         assert!(matches!(&error, SocketError::InUse { path } if path == sockets.endpoint()), "{error}");
         assert!(sockets.endpoint().exists());
@@ -490,21 +500,23 @@ mod tests {
     fn a_socket_is_private_shown_once_it_listens_and_removed_only_while_it_is_ours() {
         let (_dir, registrar, plugins) = directories();
         let sockets = sockets(&registrar, &plugins);
-        sockets.clear().unwrap();
-        let (_listener, mut socket) = sockets.listen_registration().unwrap();
+        let mut listening = sockets.listen().unwrap();
         assert!(!sockets.registration().exists());
-        socket.show().unwrap();
-        let mode = std::fs::metadata(sockets.registration()).unwrap().permissions().mode();
-        assert_eq!(mode & 0o7777, 0o600);
-        assert_eq!(std::fs::read_dir(&registrar).unwrap().count(), 1);
-        drop(socket);
-        assert_eq!(std::fs::read_dir(&registrar).unwrap().count(), 0);
+        listening.registration.1.show().unwrap();
+        for path in [sockets.registration(), sockets.endpoint()] {
+            assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o7777, 0o600);
+            assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        }
+        drop(listening);
+        assert!(!sockets.registration().exists() && !sockets.endpoint().exists());
 
-        let (_listener, mut socket) = sockets.listen_registration().unwrap();
-        socket.show().unwrap();
+        let mut listening = sockets.listen().unwrap();
+        listening.registration.1.show().unwrap();
+        assert!(listening.registration.1.is_in_place());
         std::fs::remove_file(sockets.registration()).unwrap();
         let _successor = UnixListener::bind(sockets.registration()).unwrap();
-        drop(socket);
+        assert!(!listening.registration.1.is_in_place());
+        drop(listening);
         assert!(sockets.registration().exists(), "the successor's socket was removed");
     }
 

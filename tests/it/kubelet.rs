@@ -46,8 +46,8 @@ impl Puppet {
 
     async fn wait_log(&self, line: &str) {
         let mut log = self.log.subscribe();
-        let seen = tokio::time::timeout(SOON, log.wait_for(|log| log.iter().any(|entry| entry == line))).await;
-        assert!(seen.is_ok(), "{line:?} did not come: {:?}", self.log.borrow());
+        let seen = tokio::time::timeout(SOON, log.wait_for(|log| log.iter().any(|entry| entry == line))).await.is_ok();
+        assert!(seen, "{line:?} did not come: {:?}", self.log());
     }
 
     fn log(&self) -> Vec<String> {
@@ -251,8 +251,7 @@ async fn a_kubelet_that_restarts_finds_the_driver_and_each_registration_is_count
     kubelet.wait_registered(DRIVER, SOON).await.unwrap();
     kubelet.restart().unwrap();
     kubelet.wait_registered(DRIVER, SOON).await.unwrap();
-    let twice = tokio::time::timeout(SOON, registration.wait_for(|state| state.times == 2)).await;
-    assert!(twice.is_ok());
+    tokio::time::timeout(SOON, registration.wait_for(|state| state.times == 2)).await.unwrap().unwrap();
     driver.stop().await;
 }
 
@@ -502,4 +501,33 @@ async fn many_connections_that_come_and_go_are_all_served() {
         client.prepare_one(&claim("ns", "good", "uid-good")).await.unwrap();
     }
     driver.stop().await;
+}
+
+/// A node that is reset and joined again loses kubelet's directories under a running daemon.
+#[tokio::test]
+async fn sockets_that_vanish_are_made_anew_even_with_their_directories() {
+    let directories = Directories::new();
+    let settings = Settings { look: Duration::from_millis(20), ..directories.settings() };
+    let driver = Driver::start_with(settings).unwrap();
+    let kubelet = Kubelet::start(&directories.registrar()).unwrap();
+    let plugin = kubelet.wait_registered(DRIVER, SOON).await.unwrap();
+    let mut registration = driver.status.registration();
+    for socket in [&plugin.socket, &plugin.endpoint] {
+        let times = registration.borrow_and_update().times;
+        std::fs::remove_file(socket).unwrap();
+        let again = registration.wait_for(|state| state.times > times && state.is_registered());
+        tokio::time::timeout(SOON, again).await.unwrap().unwrap();
+    }
+    drop(kubelet);
+
+    std::fs::remove_dir_all(directories.registrar()).unwrap();
+    std::fs::remove_dir_all(directories.plugins()).unwrap();
+    let lost = registration.wait_for(|state| !state.is_registered());
+    tokio::time::timeout(SOON, lost).await.unwrap().unwrap();
+    std::fs::create_dir(directories.registrar()).unwrap();
+    let kubelet = Kubelet::start(&directories.registrar()).unwrap();
+    let client = kubelet.wait_registered(DRIVER, SOON).await.unwrap().client;
+    client.prepare_one(&claim("ns", "good", "uid-good")).await.unwrap();
+    driver.stop().await;
+    assert!(names(&directories.registrar()).is_empty());
 }
