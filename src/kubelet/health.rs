@@ -33,7 +33,6 @@ struct Watching {
     list: watch::Receiver<Arc<Vec<DeviceHealth>>>,
     beat: Interval,
     stop: CancellationToken,
-    first: bool,
     _open: Open,
 }
 
@@ -54,17 +53,15 @@ impl Health {
             list: self.list.clone(),
             beat: tokio::time::interval(self.heartbeat),
             stop: self.stop.clone(),
-            first: true,
             _open: Open(self.streams.clone()),
         };
         stream::unfold(watching, |mut watching| async move {
-            if !std::mem::take(&mut watching.first) {
-                tokio::select! {
-                    biased;
-                    () = watching.stop.cancelled() => return None,
-                    changed = watching.list.changed() => changed.ok()?,
-                    _ = watching.beat.tick() => {}
-                }
+            // The first beat is at once, and with it the first list.
+            tokio::select! {
+                biased;
+                () = watching.stop.cancelled() => return None,
+                changed = watching.list.changed() => changed.ok()?,
+                _ = watching.beat.tick() => {}
             }
             watching.beat.reset();
             let list = Arc::clone(&watching.list.borrow_and_update());

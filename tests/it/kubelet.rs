@@ -381,12 +381,13 @@ async fn health_comes_at_once_at_every_change_and_as_a_heartbeat_and_ends_at_sto
 }
 
 #[tokio::test]
-async fn the_health_timeout_is_three_heartbeats() {
+async fn the_first_health_list_waits_for_no_heartbeat_and_the_timeout_is_three_of_them() {
     let directories = Directories::new();
-    let driver = Driver::start(&directories, &mut Registry::default());
+    let settings = Settings { heartbeat: SOON * 10, ..directories.settings() };
+    let driver = Driver::start_with(settings).unwrap();
     let client = driver.client(DraVersion::V1).await;
     let mut stream = client.watch_health(HealthVersion::V1).await.unwrap();
-    assert_eq!(stream.next(SOON).await.unwrap().unwrap()[0].health_check_timeout_seconds, 30);
+    assert_eq!(stream.next(SOON).await.unwrap().unwrap()[0].health_check_timeout_seconds, 300);
     driver.stop().await;
 }
 
