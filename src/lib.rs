@@ -21,6 +21,7 @@
 
 pub mod admin;
 pub mod cdi;
+pub mod cluster;
 pub mod device;
 pub mod disk;
 pub mod domain;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // what a test's own helper cannot do, fails the test
 
+mod cluster;
 mod http;
 mod kubelet;
 mod layers;
