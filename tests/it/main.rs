@@ -6,3 +6,4 @@ mod cluster;
 mod http;
 mod kubelet;
 mod layers;
+mod store_crash;
