@@ -1,1 +1,301 @@
-fn main() {}
+//! `npuctl`: shows and controls what the daemon `npu-dra` does on this node.
+//!
+//! It talks to the daemon over its admin socket. While the daemon is down, root is shown the records on disk, marked
+//! `offline`.
+
+mod args;
+mod client;
+mod document;
+mod failure;
+mod human;
+mod offline;
+mod output;
+mod table;
+mod view;
+mod watch;
+
+use std::{
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+    time::Instant,
+};
+
+use clap::{CommandFactory as _, Parser as _};
+use jiff::Timestamp;
+use npu_dra::domain::claim::ClaimUid;
+
+use crate::{
+    args::{Claims, Cli, Command, Generate, Global, Vnpu},
+    client::Client,
+    document::{Claim, Device, Slice, Status, Versions, time},
+    failure::Failure,
+    offline::Offline,
+    output::Output,
+    view::Item,
+};
+
+/// Exit status of an answer that was read from disk.
+const OFFLINE: u8 = 4;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(code) => ExitCode::from(code),
+        // Nobody reads any more: there is nothing left to do.
+        Err(Failure::Output { cause, .. }) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            let advice = human::lines(&failure.advice());
+            let _ = writeln!(io::stderr(), "npuctl: {}\n{advice}", human::plain(&failure.to_string()));
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+/// Does what was asked; gives the exit status.
+fn run(cli: &Cli) -> Result<u8, Failure> {
+    let output = Output::new(&cli.global);
+    match &cli.command {
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "npuctl", &mut script);
+            output::print(&script).map(|()| 0)
+        }
+        Command::Generate { command: Generate::Man { dir } } => manual(dir).map(|()| 0),
+        _ => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|cause| Failure::Output { what: "to the event queue".to_owned(), cause })?;
+            runtime.block_on(ask(cli, &output))
+        }
+    }
+}
+
+/// Writes the manual pages, one for each command.
+fn manual(dir: &Path) -> Result<(), Failure> {
+    let failed = |cause| Failure::Output { what: format!("manual pages to {}", dir.display()), cause };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    clap_mangen::generate_to(Cli::command(), dir).map_err(failed)
+}
+
+/// Where answers come from.
+enum Source {
+    Daemon(Client),
+    Records(Offline),
+}
+
+impl Source {
+    /// The daemon, or for root the records if it is down.
+    async fn open(global: &Global, output: &Output) -> Result<Self, Failure> {
+        match Client::connect(&global.socket, global.timeout.0).await {
+            Ok(client) => Ok(Self::Daemon(client)),
+            Err(Failure::Unreachable { socket, cause, .. }) if is_down(&cause) && nix::unistd::geteuid().is_root() => {
+                match Offline::read(&global.state_dir) {
+                    Ok(offline) => {
+                        output.offline(&format!(
+                            "npu-dra does not answer; this is from its records in {}",
+                            global.state_dir.display()
+                        ))?;
+                        Ok(Self::Records(offline))
+                    }
+                    Err(why) => {
+                        // Where there is no state directory nothing was ever recorded: nothing to tell.
+                        let records = global.state_dir.exists().then_some(why);
+                        Err(Failure::Unreachable { socket, cause, records })
+                    }
+                }
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn is_offline(&self) -> bool {
+        matches!(self, Self::Records(_))
+    }
+
+    fn code(&self) -> u8 {
+        if self.is_offline() { OFFLINE } else { 0 }
+    }
+
+    async fn devices(&self) -> Result<(Vec<Device>, Timestamp), Failure> {
+        match self {
+            Self::Daemon(client) => {
+                let answer = client.devices().await?;
+                Ok((answer.devices.into_iter().map(Into::into).collect(), at(answer.taken_at_ms)))
+            }
+            Self::Records(offline) => Ok((offline.devices(), Timestamp::now())),
+        }
+    }
+
+    async fn claims(&self) -> Result<(Vec<Claim>, Timestamp), Failure> {
+        match self {
+            Self::Daemon(client) => {
+                let answer = client.claims().await?;
+                Ok((answer.claims.into_iter().map(Into::into).collect(), at(answer.taken_at_ms)))
+            }
+            Self::Records(offline) => Ok((offline.claims(), Timestamp::now())),
+        }
+    }
+
+    async fn status(&self) -> Result<(Status, Timestamp), Failure> {
+        match self {
+            Self::Daemon(client) => {
+                let answer = client.status().await?;
+                let now = at(answer.taken_at_ms);
+                Ok((answer.into(), now))
+            }
+            Self::Records(offline) => Ok((offline.status(), Timestamp::now())),
+        }
+    }
+}
+
+/// True if nobody listens at the socket, so that the records on disk are nobody's work in progress.
+fn is_down(cause: &io::Error) -> bool {
+    matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn at(millis: i64) -> Timestamp {
+    time(millis).unwrap_or_else(Timestamp::now)
+}
+
+/// Everything that needs the daemon.
+async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
+    let (start, global) = (Instant::now(), &cli.global);
+    let result = match &cli.command {
+        Command::Devices { names, watch, health } => {
+            let wanted = |device: &Device| {
+                let level = device.health.as_ref().map_or("unknown", |health| health.level.as_str());
+                (names.is_empty() || names.contains(&device.name))
+                    && (health.is_empty() || health.iter().any(|wanted| wanted.as_str() == level))
+            };
+            if *watch {
+                let client = Client::connect(&global.socket, global.timeout.0).await?;
+                watch::watch(&client, output, wanted).await.map(|()| 0)
+            } else {
+                devices(global, output, names, wanted).await
+            }
+        }
+        Command::Device { name } => {
+            let source = Source::open(global, output).await?;
+            let (devices, now) = source.devices().await?;
+            let device = devices.iter().find(|device| device.name == *name);
+            let device = device.ok_or_else(|| Failure::NoDevice(name.clone()))?;
+            output.one(Device::KIND, device, source.is_offline(), Some(name), &device.pairs(now))?;
+            Ok(source.code())
+        }
+        Command::Vnpu { command: Vnpu::List { device } } => vnpus(global, output, device.as_deref()).await,
+        Command::Claims { command } => claims(global, output, command).await,
+        Command::Slices => slices(global, output).await,
+        Command::Status => {
+            let source = Source::open(global, output).await?;
+            let (status, now) = source.status().await?;
+            output.one(Status::KIND, &status, source.is_offline(), None, &status.pairs(now))?;
+            Ok(source.code())
+        }
+        Command::Version => version(global, output).await,
+        // Both were done before: they need no daemon.
+        Command::Completion { .. } | Command::Generate { .. } => Ok(0),
+    };
+    output.detail(|| format!("done in {:.1?}, with socket {}", start.elapsed(), global.socket.display()));
+    result
+}
+
+async fn devices(
+    global: &Global,
+    output: &Output,
+    names: &[String],
+    wanted: impl Fn(&Device) -> bool,
+) -> Result<u8, Failure> {
+    let source = Source::open(global, output).await?;
+    let (devices, now) = source.devices().await?;
+    let absent = names.iter().find(|name| !devices.iter().any(|device| device.name == **name)).cloned();
+    if devices.is_empty() {
+        output.note("no NPU is known; why: npuctl status");
+    }
+    let shown: Vec<_> = devices.into_iter().filter(wanted).collect();
+    output.list(&shown, source.is_offline(), now)?;
+    match absent {
+        Some(name) => Err(Failure::NoDevice(name)),
+        None => Ok(source.code()),
+    }
+}
+
+async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result<u8, Failure> {
+    let source = Source::open(global, output).await?;
+    if let Some(name) = device {
+        let (devices, _) = source.devices().await?;
+        if !devices.iter().any(|device| device.name == name) {
+            return Err(Failure::NoDevice(name.to_owned()));
+        }
+    }
+    let (status, now) = source.status().await?;
+    let why = status.no_slicing.as_deref().unwrap_or("slicing is not in this build");
+    output.list::<document::Vnpu>(&[], source.is_offline(), now)?;
+    output.note(&format!("npu-dra cuts no vNPU on this node: {}", human::plain(why)));
+    Ok(source.code())
+}
+
+async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8, Failure> {
+    match command {
+        Claims::List { watch: true } => {
+            let client = Client::connect(&global.socket, global.timeout.0).await?;
+            watch::watch(&client, output, |_: &Claim| true).await.map(|()| 0)
+        }
+        Claims::List { watch: false } => {
+            let source = Source::open(global, output).await?;
+            let (claims, now) = source.claims().await?;
+            output.list(&claims, source.is_offline(), now)?;
+            Ok(source.code())
+        }
+        Claims::Show { uid } => {
+            let source = Source::open(global, output).await?;
+            let (claims, now) = source.claims().await?;
+            let claim = claims.iter().find(|claim| claim.uid == *uid);
+            let claim = claim.ok_or_else(|| Failure::NoClaim(uid.clone()))?;
+            output.one(Claim::KIND, claim, source.is_offline(), Some(uid), &claim.pairs(now))?;
+            Ok(source.code())
+        }
+        Claims::Release { uid, force } => {
+            let uid = ClaimUid::new(uid.as_str())
+                .map_err(|error| Failure::Usage(error.to_string(), "Take it from the list: npuctl claims list"))?;
+            if !force {
+                return Err(Failure::Usage(
+                    format!("claim {uid} is not released without --force"),
+                    "Kubelet releases claims by itself. Force it only when the pod is gone and the claim is still held",
+                ));
+            }
+            let client = Client::connect(&global.socket, global.timeout.0).await?;
+            let released: Option<Claim> = client.release(uid.as_str()).await?.claim.map(Into::into);
+            let path = released.as_ref().and_then(Claim::path).unwrap_or_else(|| "?".to_owned());
+            output.note(&format!("claim {} (UID {uid}) is released", human::plain(&path)));
+            Ok(0)
+        }
+    }
+}
+
+async fn slices(global: &Global, output: &Output) -> Result<u8, Failure> {
+    let client = match Source::open(global, output).await? {
+        Source::Daemon(client) => client,
+        Source::Records(_) => {
+            return Err(Failure::OfflineOnly { what: "what is published", socket: global.socket.clone() });
+        }
+    };
+    let answer = client.slices().await?;
+    let slices: Vec<_> = answer.slices.into_iter().map(|slice| Slice::new(&answer.pool, slice)).collect();
+    output.list(&slices, false, at(answer.taken_at_ms))?;
+    if !answer.error.is_empty() {
+        output.note(&format!("the last error of publishing: {}", human::plain(&answer.error)));
+    }
+    Ok(0)
+}
+
+/// Both versions; ours is told whatever happens.
+async fn version(global: &Global, output: &Output) -> Result<u8, Failure> {
+    let answer = async { Client::connect(&global.socket, global.timeout.0).await?.version().await };
+    let (npu_dra, failure) = match answer.await {
+        Ok(answer) => (Some(answer.version), None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let versions = Versions { npuctl: env!("CARGO_PKG_VERSION").to_owned(), npu_dra };
+    output.one(Versions::KIND, &versions, false, None, &versions.pairs())?;
+    failure.map_or(Ok(0), Err)
+}

@@ -1,0 +1,256 @@
+//! The command line.
+
+// These comments are the help text, printed as they stand.
+#![allow(clippy::doc_markdown)]
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiff::SignedDuration;
+
+/// Where the daemon listens unless told otherwise.
+pub(crate) const SOCKET: &str = "/run/npu-dra/admin.sock";
+/// Where the daemon keeps its records unless told otherwise.
+pub(crate) const STATE_DIR: &str = "/var/lib/npu-dra";
+
+const EXIT_CODES: &str = "\
+Exit status:
+  0  ok
+  1  failed
+  2  wrong usage
+  3  not found
+  4  npu-dra cannot be reached (root gets its records, marked offline)
+  5  not permitted
+  6  refused by the state that something is in";
+
+/// Shows and controls what npu-dra, the Kubernetes DRA driver for Ascend NPUs, does on this node.
+#[derive(Debug, Parser)]
+#[command(name = "npuctl", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Admin socket of npu-dra
+    #[arg(long, global = true, value_name = "PATH", env = "NPUCTL_SOCKET", default_value = SOCKET, hide_env_values = true)]
+    pub(crate) socket: PathBuf,
+    /// State directory of npu-dra, read by root while npu-dra is down
+    #[arg(long, global = true, value_name = "DIR", env = "NPUCTL_STATE_DIR", default_value = STATE_DIR, hide_env_values = true)]
+    pub(crate) state_dir: PathBuf,
+    /// Form of the output
+    #[arg(short, long, global = true, value_name = "FORM", value_enum, default_value_t)]
+    pub(crate) output: Form,
+    /// Leave the header line out
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+    /// When to use colour; NO_COLOR switches `auto` off
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t)]
+    pub(crate) color: When,
+    /// Say nothing but errors on stderr
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Say on stderr what is done
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+    /// How long to wait for an answer: 10s, 500ms
+    #[arg(long, global = true, value_name = "DURATION", default_value = "10s")]
+    pub(crate) timeout: Timeout,
+}
+
+/// Form of the output.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// Columns for people
+    #[default]
+    Table,
+    /// The table with more columns
+    Wide,
+    /// Stable, exact, for programs
+    Json,
+    /// The same document as YAML
+    Yaml,
+    /// Names only, one a line
+    Name,
+}
+
+/// When to use colour.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// How long to wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl FromStr for Timeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seconds = text.parse::<u32>().ok().map(|seconds| Duration::from_secs(seconds.into()));
+        let parsed = seconds.or_else(|| Duration::try_from(text.parse::<SignedDuration>().ok()?).ok());
+        match parsed {
+            Some(duration) if !duration.is_zero() => Ok(Self(duration)),
+            _ => Err("a time is needed, such as 10s or 500ms".to_owned()),
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the NPUs of this node
+    Devices {
+        /// Only these
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+        /// Go on and print what changes, until Ctrl-C
+        #[arg(short, long)]
+        watch: bool,
+        /// Only those in this state of health
+        #[arg(long, value_name = "STATE", value_enum, value_delimiter = ',')]
+        health: Vec<Level>,
+    },
+    /// Show one NPU in full
+    Device {
+        /// Its name, npu-0
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// vNPUs, the parts that NPUs are cut into
+    Vnpu {
+        #[command(subcommand)]
+        command: Vnpu,
+    },
+    /// Claims that this node holds
+    Claims {
+        #[command(subcommand)]
+        command: Claims,
+    },
+    /// List the ResourceSlices of this node
+    Slices,
+    /// Show how npu-dra is, and everything around it
+    Status,
+    /// Show the versions of npuctl and npu-dra
+    Version,
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
+    /// Write files that packages hold
+    #[command(hide = true)]
+    Generate {
+        #[command(subcommand)]
+        command: Generate,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Vnpu {
+    /// List the vNPUs and who holds them
+    List {
+        /// Only those of this NPU
+        #[arg(long, value_name = "NAME")]
+        device: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Claims {
+    /// List the claims
+    List {
+        /// Go on and print what changes, until Ctrl-C
+        #[arg(short, long)]
+        watch: bool,
+    },
+    /// Show the record of one claim in full
+    Show {
+        /// Its UID
+        #[arg(value_name = "UID")]
+        uid: String,
+    },
+    /// Let go of a claim whatever is known of it (root only): the last resort for a damaged record
+    Release {
+        /// Its UID
+        #[arg(value_name = "UID")]
+        uid: String,
+        /// Yes, although a pod that still runs loses its devices to the next claim
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Generate {
+    /// Write the manual pages
+    Man {
+        /// Directory that they are written to
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+/// State of health, as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Level {
+    /// No fault
+    Ok,
+    /// Not read, or not readable
+    Unknown,
+    /// Minor alarm
+    Minor,
+    /// Major alarm
+    Major,
+    /// Critical alarm
+    Critical,
+    /// Not on the bus
+    Gone,
+}
+
+impl Level {
+    /// The word for it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unknown => "unknown",
+            Self::Minor => "minor",
+            Self::Major => "major",
+            Self::Critical => "critical",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_timeout_is_a_duration_or_whole_seconds() {
+        for (text, millis) in [("10s", 10_000), ("500ms", 500), ("3", 3000), ("1m", 60_000)] {
+            assert_eq!(text.parse::<Timeout>().unwrap().0, Duration::from_millis(millis), "{text}");
+        }
+        for bad in ["", "0", "-1s", "soon", "10 parsecs"] {
+            assert!(bad.parse::<Timeout>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The connection to the daemon.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use npu_proto::admin::{self as proto, admin_client::AdminClient};
+use tokio::{net::UnixStream, time::timeout};
+use tonic::{
+    Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::failure::Failure;
+
+/// Largest answer that is taken, in bytes: far more than a node's claims need.
+const LARGEST_ANSWER: usize = 256 << 20;
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub(crate) struct Client {
+    inner: AdminClient<Channel>,
+    socket: PathBuf,
+    bound: Duration,
+}
+
+impl Client {
+    /// Connects.
+    pub(crate) async fn connect(socket: &Path, bound: Duration) -> Result<Self, Failure> {
+        let late = || Failure::Timeout { socket: socket.to_owned(), after: bound };
+        let stream = timeout(bound, UnixStream::connect(socket)).await.map_err(|_| late())?;
+        let stream = stream.map_err(|cause| match cause.kind() {
+            io::ErrorKind::PermissionDenied => Failure::LockedOut { socket: socket.to_owned() },
+            _ => Failure::Unreachable { socket: socket.to_owned(), cause, records: None },
+        })?;
+        // The channel asks for a connection once; should it ask again, the first one is lost.
+        let mut stream = Some(TokioIo::new(stream));
+        let connector = tower::service_fn(move |_| {
+            let stream = stream.take().ok_or_else(|| io::Error::other("the daemon closed the connection"));
+            async move { stream }
+        });
+        let endpoint = Endpoint::from_static("http://npu-dra");
+        let channel = timeout(bound, endpoint.connect_with_connector(connector))
+            .await
+            .map_err(|_| late())?
+            .map_err(|error| Failure::Lost { socket: socket.to_owned(), why: root_cause(&error) })?;
+        let inner = AdminClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
+        Ok(Self { inner, socket: socket.to_owned(), bound })
+    }
+
+    async fn answer<T>(
+        &self,
+        change: bool,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Failure> {
+        match timeout(self.bound, call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(Failure::of_status(&status, self.socket.clone(), change)),
+            Err(_) => Err(Failure::Timeout { socket: self.socket.clone(), after: self.bound }),
+        }
+    }
+
+    pub(crate) async fn devices(&self) -> Result<proto::DevicesResponse, Failure> {
+        self.answer(false, self.inner.clone().devices(proto::DevicesRequest {})).await
+    }
+
+    pub(crate) async fn claims(&self) -> Result<proto::ClaimsResponse, Failure> {
+        self.answer(false, self.inner.clone().claims(proto::ClaimsRequest {})).await
+    }
+
+    pub(crate) async fn slices(&self) -> Result<proto::SlicesResponse, Failure> {
+        self.answer(false, self.inner.clone().slices(proto::SlicesRequest {})).await
+    }
+
+    pub(crate) async fn status(&self) -> Result<proto::StatusResponse, Failure> {
+        self.answer(false, self.inner.clone().status(proto::StatusRequest {})).await
+    }
+
+    pub(crate) async fn version(&self) -> Result<proto::VersionResponse, Failure> {
+        self.answer(false, self.inner.clone().version(proto::VersionRequest {})).await
+    }
+
+    /// Lets go of a claim.
+    pub(crate) async fn release(&self, uid: &str) -> Result<proto::ReleaseClaimResponse, Failure> {
+        let request = proto::ReleaseClaimRequest { uid: uid.to_owned() };
+        match timeout(self.bound, self.inner.clone().release_claim(request)).await {
+            Ok(Err(status)) if status.code() == tonic::Code::NotFound => Err(Failure::NoClaim(uid.to_owned())),
+            Ok(result) => self.answer(true, std::future::ready(result)).await,
+            Err(_) => Err(Failure::Timeout { socket: self.socket.clone(), after: self.bound }),
+        }
+    }
+
+    /// Begins to watch.
+    pub(crate) async fn watch(&self, request: proto::WatchRequest) -> Result<Streaming<proto::WatchResponse>, Failure> {
+        self.answer(false, self.inner.clone().watch(request)).await
+    }
+
+    /// The next answer of a watch; it may take for ever.
+    pub(crate) async fn next(
+        &self,
+        stream: &mut Streaming<proto::WatchResponse>,
+    ) -> Result<proto::WatchResponse, Failure> {
+        match stream.message().await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(Failure::Lost { socket: self.socket.clone(), why: "it is stopping".to_owned() }),
+            Err(status) => Err(Failure::of_status(&status, self.socket.clone(), false)),
+        }
+    }
+}
+
+/// The innermost cause of an error.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

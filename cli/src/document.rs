@@ -1,0 +1,397 @@
+//! What `-o json` and `-o yaml` print. Keys are only ever added.
+
+use jiff::Timestamp;
+use npu_proto::admin as proto;
+use serde::Serialize;
+
+/// The version of these documents.
+const API_VERSION: &str = "npuctl/v1";
+
+/// A document: things of one kind.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Document<'a, T> {
+    api_version: &'static str,
+    kind: &'static str,
+    /// True if it comes from the records on disk because the daemon is down.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    offline: bool,
+    items: &'a [T],
+}
+
+impl<'a, T> Document<'a, T> {
+    pub(crate) fn new(kind: &'static str, offline: bool, items: &'a [T]) -> Self {
+        Self { api_version: API_VERSION, kind, offline, items }
+    }
+}
+
+/// One thing, as a watch prints it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Single<'a, T> {
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    item: &'a T,
+}
+
+impl<'a, T> Single<'a, T> {
+    pub(crate) fn new(kind: &'static str, item: &'a T) -> Self {
+        Self { api_version: API_VERSION, kind, item }
+    }
+}
+
+/// One NPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) state: String,
+    pub(crate) model: Option<String>,
+    pub(crate) bus_id: Option<String>,
+    pub(crate) ai_cores: Option<u32>,
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) health: Option<Health>,
+    pub(crate) claims: Vec<ClaimName>,
+    pub(crate) taints: Vec<Taint>,
+    pub(crate) uuid: Option<String>,
+    pub(crate) physical_ids: Vec<u32>,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) topology_group: Option<String>,
+    pub(crate) pcie_root: Option<String>,
+    pub(crate) driver_version: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Health {
+    pub(crate) level: String,
+    pub(crate) since: Option<Timestamp>,
+    /// Eight hex digits each.
+    pub(crate) codes: Vec<String>,
+    pub(crate) temperature_celsius: Option<i32>,
+    pub(crate) power_watts: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Taint {
+    pub(crate) key: String,
+    pub(crate) value: String,
+    pub(crate) effect: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct ClaimName {
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) uid: String,
+}
+
+impl ClaimName {
+    /// `namespace/name`; `None` if it is not known.
+    pub(crate) fn path(&self) -> Option<String> {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
+            (None, Some(name)) => Some(format!("?/{name}")),
+            (_, None) => None,
+        }
+    }
+}
+
+/// One claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Claim {
+    pub(crate) uid: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) state: String,
+    pub(crate) reason: Option<String>,
+    pub(crate) prepared_at: Option<Timestamp>,
+    /// `None` if it is not known what it holds.
+    pub(crate) devices: Option<Vec<Holding>>,
+    pub(crate) boot_id: Option<String>,
+    pub(crate) this_boot: Option<bool>,
+    pub(crate) damaged_file: Option<String>,
+}
+
+impl Claim {
+    pub(crate) fn path(&self) -> Option<String> {
+        ClaimName { namespace: self.namespace.clone(), name: self.name.clone(), uid: String::new() }.path()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Holding {
+    pub(crate) device: String,
+    pub(crate) pool: String,
+    pub(crate) requests: Vec<String>,
+    pub(crate) uuid: String,
+    pub(crate) physical_ids: Vec<u32>,
+    pub(crate) admin_access: bool,
+    pub(crate) share_id: Option<String>,
+    pub(crate) cdi_device: String,
+}
+
+/// One vNPU. This build cuts none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Vnpu {}
+
+/// One slice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Slice {
+    pub(crate) name: Option<String>,
+    pub(crate) pool: String,
+    pub(crate) index: u32,
+    pub(crate) devices: u32,
+    pub(crate) generation: Option<u64>,
+    pub(crate) state: String,
+    pub(crate) written_at: Option<Timestamp>,
+    pub(crate) error: Option<String>,
+}
+
+/// How everything is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Status {
+    pub(crate) daemon: Option<Daemon>,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) kubelet: Option<Kubelet>,
+    pub(crate) cluster: Option<Cluster>,
+    pub(crate) claims: ClaimCounts,
+    /// Why no vNPU is cut here.
+    pub(crate) no_slicing: Option<String>,
+    pub(crate) attention: Vec<Attention>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Daemon {
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) driver: String,
+    pub(crate) recovered: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Backend {
+    pub(crate) name: String,
+    pub(crate) state: String,
+    pub(crate) source: Option<String>,
+    pub(crate) driver_version: Option<String>,
+    pub(crate) detail: Option<String>,
+    pub(crate) scanned_at: Option<Timestamp>,
+    pub(crate) devices: u32,
+    pub(crate) missing: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Kubelet {
+    pub(crate) registered: bool,
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) refused: Option<String>,
+    pub(crate) registrations: u64,
+    pub(crate) versions: Vec<String>,
+    pub(crate) last_call: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Cluster {
+    pub(crate) state: Option<String>,
+    pub(crate) node: Option<String>,
+    pub(crate) pool: Option<String>,
+    pub(crate) generation: Option<u64>,
+    pub(crate) written_at: Option<Timestamp>,
+    pub(crate) server: Option<String>,
+    pub(crate) server_version: Option<String>,
+    pub(crate) credentials: Option<String>,
+    pub(crate) error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct ClaimCounts {
+    pub(crate) prepared: u32,
+    pub(crate) quarantined: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Attention {
+    pub(crate) subject: String,
+    pub(crate) text: String,
+    pub(crate) since: Option<Timestamp>,
+}
+
+/// The versions of both sides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Versions {
+    pub(crate) npuctl: String,
+    /// `None` if the daemon is down.
+    #[serde(rename = "npu-dra")]
+    pub(crate) npu_dra: Option<String>,
+}
+
+/// Text, or nothing if it is empty.
+fn text(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// A time of a message.
+pub(crate) fn time(millis: i64) -> Option<Timestamp> {
+    Timestamp::from_millisecond(millis).ok()
+}
+
+impl From<proto::Device> for Device {
+    fn from(device: proto::Device) -> Self {
+        Self {
+            name: device.name,
+            state: device.state,
+            model: text(device.model),
+            bus_id: text(device.bus_id),
+            ai_cores: device.ai_cores,
+            memory_bytes: device.memory_bytes,
+            health: device.health.map(Into::into),
+            claims: device.claims.into_iter().map(Into::into).collect(),
+            taints: device.taints.into_iter().map(Into::into).collect(),
+            uuid: text(device.uuid),
+            physical_ids: device.physical_ids,
+            numa_node: device.numa_node,
+            topology_group: text(device.topology_group),
+            pcie_root: text(device.pcie_root),
+            driver_version: text(device.driver_version),
+        }
+    }
+}
+
+impl From<proto::Health> for Health {
+    fn from(health: proto::Health) -> Self {
+        Self {
+            level: health.level,
+            since: health.since_ms.and_then(time),
+            codes: health.codes.iter().map(|code| format!("{code:08X}")).collect(),
+            temperature_celsius: health.temperature_celsius,
+            power_watts: health.power_deciwatts.map(|power| f64::from(power) / 10.0),
+        }
+    }
+}
+
+impl From<proto::Taint> for Taint {
+    fn from(taint: proto::Taint) -> Self {
+        Self { key: taint.key, value: taint.value, effect: taint.effect }
+    }
+}
+
+impl From<proto::ClaimName> for ClaimName {
+    fn from(claim: proto::ClaimName) -> Self {
+        Self { namespace: text(claim.namespace), name: text(claim.name), uid: claim.uid }
+    }
+}
+
+impl From<proto::Claim> for Claim {
+    fn from(claim: proto::Claim) -> Self {
+        let name = ClaimName::from(claim.claim.unwrap_or_default());
+        let is_known = !claim.boot_id.is_empty() || !claim.devices.is_empty();
+        Self {
+            uid: name.uid,
+            namespace: name.namespace,
+            name: name.name,
+            state: claim.state,
+            reason: text(claim.reason),
+            prepared_at: claim.prepared_at_ms.and_then(time),
+            devices: is_known.then(|| claim.devices.into_iter().map(Into::into).collect()),
+            this_boot: (!claim.boot_id.is_empty()).then_some(claim.this_boot),
+            boot_id: text(claim.boot_id),
+            damaged_file: text(claim.damaged_file),
+        }
+    }
+}
+
+impl From<proto::Holding> for Holding {
+    fn from(holding: proto::Holding) -> Self {
+        Self {
+            device: holding.device,
+            pool: holding.pool,
+            requests: holding.requests,
+            uuid: holding.uuid,
+            physical_ids: holding.physical_ids,
+            admin_access: holding.admin_access,
+            share_id: holding.share_id,
+            cdi_device: holding.cdi_device,
+        }
+    }
+}
+
+impl Slice {
+    pub(crate) fn new(pool: &str, slice: proto::Slice) -> Self {
+        Self {
+            name: text(slice.name),
+            pool: pool.to_owned(),
+            index: slice.index,
+            devices: slice.devices,
+            generation: slice.generation,
+            state: slice.state,
+            written_at: slice.written_at_ms.and_then(time),
+            error: text(slice.error),
+        }
+    }
+}
+
+impl From<proto::StatusResponse> for Status {
+    fn from(status: proto::StatusResponse) -> Self {
+        let counts = status.claims.unwrap_or_default();
+        Self {
+            daemon: status.daemon.map(|daemon| Daemon {
+                version: daemon.version,
+                pid: daemon.pid,
+                started_at: time(daemon.started_at_ms),
+                driver: daemon.driver,
+                recovered: daemon.recovered,
+            }),
+            backend: status.backend.map(|backend| Backend {
+                name: backend.name,
+                state: backend.state,
+                source: text(backend.source),
+                driver_version: text(backend.driver_version),
+                detail: text(backend.detail),
+                scanned_at: backend.scanned_at_ms.and_then(time),
+                devices: backend.devices,
+                missing: backend.missing,
+            }),
+            kubelet: status.kubelet.map(|kubelet| Kubelet {
+                registered: kubelet.registered,
+                since: kubelet.since_ms.and_then(time),
+                refused: text(kubelet.refused),
+                registrations: kubelet.registrations,
+                versions: kubelet.versions,
+                last_call: kubelet.last_call_ms.and_then(time),
+            }),
+            cluster: status.cluster.map(|cluster| Cluster {
+                state: text(cluster.state),
+                node: text(cluster.node),
+                pool: text(cluster.pool),
+                generation: cluster.generation,
+                written_at: cluster.written_at_ms.and_then(time),
+                server: text(cluster.server),
+                server_version: text(cluster.server_version),
+                credentials: text(cluster.credentials),
+                error: text(cluster.error),
+            }),
+            claims: ClaimCounts { prepared: counts.prepared, quarantined: counts.quarantined },
+            no_slicing: text(status.no_slicing),
+            attention: status
+                .attention
+                .into_iter()
+                .map(|point| Attention {
+                    subject: point.subject,
+                    text: point.text,
+                    since: point.since_ms.and_then(time),
+                })
+                .collect(),
+        }
+    }
+}

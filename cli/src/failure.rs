@@ -1,0 +1,152 @@
+//! What can go wrong: one line of what and which, one of what to do, and an exit status.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use tonic::{Code, Status};
+
+/// The group whose members may look.
+const GROUP: &str = "npu-dra";
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// Nobody listens.
+    #[error("cannot reach npu-dra at {}: {}", socket.display(), io_text(cause))]
+    Unreachable {
+        socket: PathBuf,
+        cause: io::Error,
+        /// Why the records could not be read instead.
+        records: Option<String>,
+    },
+    /// The socket's mode keeps us out.
+    #[error("not permitted to reach npu-dra at {}: permission denied", socket.display())]
+    LockedOut { socket: PathBuf },
+    /// The daemon said no.
+    #[error("not permitted by npu-dra at {}: {why}", socket.display())]
+    NotPermitted {
+        socket: PathBuf,
+        why: String,
+        /// True if only root may.
+        change: bool,
+    },
+    /// No answer in time.
+    #[error("npu-dra at {} did not answer within {after:?}", socket.display())]
+    Timeout { socket: PathBuf, after: Duration },
+    /// It went away.
+    #[error("lost the connection to npu-dra at {}: {why}", socket.display())]
+    Lost { socket: PathBuf, why: String },
+    /// The daemon does not know the call.
+    #[error("npu-dra at {} does not know what is asked of it", socket.display())]
+    TooOld { socket: PathBuf },
+    /// A call failed.
+    #[error("npu-dra at {} failed: {why}", socket.display())]
+    Failed { socket: PathBuf, why: String },
+    /// The state of something does not allow it.
+    #[error("refused by npu-dra: {0}")]
+    Refused(String),
+    /// No such device.
+    #[error("no NPU named {0} on this node")]
+    NoDevice(String),
+    /// No such claim.
+    #[error("no claim with UID {0} on this node")]
+    NoClaim(String),
+    /// Cannot be told while the daemon is down.
+    #[error("{what} cannot be known while npu-dra at {} is down", socket.display())]
+    OfflineOnly { what: &'static str, socket: PathBuf },
+    /// The output could not be written.
+    #[error("cannot write {what}: {}", io_text(cause))]
+    Output { what: String, cause: io::Error },
+    /// A document could not be made.
+    #[error("cannot make the {0} document: {1}")]
+    Document(&'static str, String),
+    /// Wrong usage that clap cannot see.
+    #[error("{0}")]
+    Usage(String, &'static str),
+}
+
+impl Failure {
+    /// The failure behind a status of the daemon.
+    pub(crate) fn of_status(status: &Status, socket: PathBuf, change: bool) -> Self {
+        let why = status.message().to_owned();
+        match status.code() {
+            Code::PermissionDenied => Self::NotPermitted { socket, why, change },
+            Code::FailedPrecondition => Self::Refused(why),
+            Code::Unimplemented => Self::TooOld { socket },
+            Code::Unavailable | Code::Cancelled => Self::Lost { socket, why },
+            Code::Unknown if why.contains("transport") => Self::Lost { socket, why },
+            _ => Self::Failed { socket, why },
+        }
+    }
+
+    /// Exit status.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Failed { .. } | Self::TooOld { .. } | Self::Output { .. } | Self::Document(..) => 1,
+            Self::Usage(..) => 2,
+            Self::NoDevice(_) | Self::NoClaim(_) => 3,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Lost { .. } | Self::OfflineOnly { .. } => 4,
+            Self::LockedOut { .. } | Self::NotPermitted { .. } => 5,
+            Self::Refused(_) => 6,
+        }
+    }
+
+    /// What to do.
+    pub(crate) fn advice(&self) -> String {
+        match self {
+            Self::Unreachable { records: Some(why), .. } => {
+                format!("{START}\n  Its records cannot be read either: {why}")
+            }
+            Self::Unreachable { .. } | Self::OfflineOnly { .. } => START.to_owned(),
+            Self::LockedOut { .. } | Self::NotPermitted { change: false, .. } => format!(
+                "Only root and members of group {GROUP} may. Join it with: usermod -aG {GROUP} USER (then log in again)"
+            ),
+            Self::NotPermitted { change: true, .. } => "Run the same command as root".to_owned(),
+            Self::Timeout { .. } | Self::Lost { .. } | Self::Failed { .. } => {
+                "See what it says of it: journalctl -u npu-dra".to_owned()
+            }
+            Self::TooOld { .. } => "It is older than this npuctl. Compare with: npuctl version".to_owned(),
+            Self::Refused(_) => "See who holds what: npuctl claims list".to_owned(),
+            Self::NoDevice(_) => "See all with: npuctl devices".to_owned(),
+            Self::NoClaim(_) => "See all with: npuctl claims list".to_owned(),
+            Self::Output { .. } => "Check the place that it is written to".to_owned(),
+            Self::Document(..) => "This is a defect of npuctl: please report it".to_owned(),
+            Self::Usage(_, advice) => (*advice).to_owned(),
+        }
+    }
+}
+
+const START: &str = "The daemon is not running. Start it with: systemctl start npu-dra";
+
+/// An I/O error as people say it, without the number.
+fn io_text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file".to_owned(),
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::NotADirectory => "not a directory".to_owned(),
+        io::ErrorKind::StorageFull => "no space left".to_owned(),
+        io::ErrorKind::InvalidInput => "the path cannot be a socket's (too long?)".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_status_has_its_exit_code() {
+        let code = |code, text: &str| Failure::of_status(&Status::new(code, text), "/s".into(), false).code();
+        for (status, text, expected) in [
+            (Code::PermissionDenied, "", 5),
+            (Code::FailedPrecondition, "", 6),
+            (Code::Unavailable, "", 4),
+            (Code::Unknown, "transport error", 4),
+            (Code::Unimplemented, "", 1),
+            (Code::Internal, "", 1),
+            (Code::Aborted, "", 1),
+        ] {
+            assert_eq!(code(status, text), expected, "{status:?}");
+        }
+    }
+}
