@@ -22,6 +22,7 @@
 pub mod admin;
 pub mod cdi;
 pub mod cluster;
+pub mod daemon;
 pub mod device;
 pub mod disk;
 pub mod domain;

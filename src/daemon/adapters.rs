@@ -1,0 +1,163 @@
+//! Puts the modules of the layers below behind the traits of the engine and the admin service.
+
+use std::{error::Error, fmt};
+
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio::sync::watch;
+
+use crate::{
+    admin, cdi,
+    cluster::{self, Cluster},
+    domain::{
+        claim::{AllocatedClaim, ClaimRef, ClaimUid},
+        node::NodeMemory,
+        notice::Notice,
+        plan::{FoundFile, Node, Step},
+        refusal::Refusal,
+        slice::Pool,
+    },
+    engine::{Api, Disk, Engine, Snapshot},
+    kubelet, store,
+};
+
+impl Api for Cluster {
+    fn claim(&self, claim: ClaimRef) -> BoxFuture<'static, Result<AllocatedClaim, Refusal>> {
+        let cluster = self.clone();
+        async move { Self::claim(&cluster, &claim).await }.boxed()
+    }
+
+    fn publish(&self, pool: Pool) {
+        Self::publish(self, pool);
+    }
+
+    fn event(&self, notice: &Notice) {
+        Self::event(self, notice);
+    }
+}
+
+/// All that is durable: records, the node's memory, CDI files.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) store: store::Store,
+    pub(super) cdi: cdi::Cdi,
+}
+
+impl Disk for Files {
+    fn apply(&self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Write(record) => self.store.write(record).map_err(text),
+            Step::Inject(injection) => self.cdi.ensure(injection).map(drop).map_err(text),
+            Step::Withdraw(uid) => self.cdi.remove(uid).map(drop).map_err(text),
+            Step::Forget(uid) => self.store.remove(uid).map_err(text),
+        }
+    }
+
+    fn has_file(&self, uid: &ClaimUid) -> Result<bool, String> {
+        self.cdi.exists(uid).map_err(text)
+    }
+
+    fn files(&self) -> Result<Vec<FoundFile>, String> {
+        self.cdi.list().map_err(text)
+    }
+
+    fn write_node(&self, memory: &NodeMemory) -> Result<(), String> {
+        self.store.write_node(memory).map_err(text)
+    }
+}
+
+/// An error with all its causes.
+fn text(error: impl Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// What the admin service shows.
+pub(super) struct View {
+    pub(super) engine: Engine,
+    pub(super) kubelet: kubelet::Status,
+    pub(super) cluster: Cluster,
+    pub(super) node: Node,
+    pub(super) node_name: String,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl admin::Sources for View {
+    fn snapshot(&self) -> Snapshot {
+        self.engine.snapshot()
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.engine.changes()
+    }
+
+    fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.engine.release(uid)
+    }
+
+    fn kubelet(&self) -> admin::Kubelet {
+        let registration = self.kubelet.registration().borrow().clone();
+        admin::Kubelet {
+            since: registration.verdict.as_ref().map(|verdict| verdict.at),
+            refused: registration.verdict.and_then(|verdict| verdict.refused),
+            registrations: registration.times,
+            versions: kubelet::SUPPORTED_VERSIONS.map(str::to_owned).to_vec(),
+            last_call: self.kubelet.last_call(),
+        }
+    }
+
+    fn cluster(&self) -> admin::Cluster {
+        cluster_view(self.cluster.status(), &self.node_name, &self.node)
+    }
+}
+
+/// How the API server and our slices are, as `npuctl` shows them.
+fn cluster_view(status: cluster::Status, node_name: &str, node: &Node) -> admin::Cluster {
+    let publishing = status.publishing;
+    let number = |generation: Option<i64>| generation.and_then(|number| u64::try_from(number).ok());
+    let mut problems: Vec<String> = Vec::new();
+    problems.extend(status.credentials.problem);
+    problems.extend(publishing.problem);
+    problems.extend(publishing.dropped);
+    problems.extend(publishing.left_out);
+    problems.extend(status.forbidden.into_iter().map(|(what, why)| format!("not permitted to {what}: {why}")));
+    let slices = publishing.slices.iter().zip(0..).map(|(slice, index)| admin::Slice {
+        name: slice.name.clone(),
+        index,
+        devices: u32::try_from(slice.devices).unwrap_or(u32::MAX),
+        generation: number(slice.generation),
+        state: match (&slice.problem, slice.generation) {
+            (Some(_), _) => "failed",
+            (None, Some(_)) => "published",
+            (None, None) => "pending",
+        },
+        written_at: slice.written,
+        error: slice.problem.clone().unwrap_or_default(),
+    });
+    admin::Cluster {
+        state: match (status.connected, problems.is_empty(), publishing.in_step) {
+            (_, false, _) => "failed",
+            (true, true, true) => "ok",
+            _ => "starting",
+        },
+        node: node_name.to_owned(),
+        pool: node.pool.to_string(),
+        generation: publishing.slices.iter().filter_map(|slice| number(slice.generation)).max(),
+        written_at: publishing.slices.iter().filter_map(|slice| slice.written).max(),
+        server: status.credentials.server,
+        server_version: status.version.map(|version| version.text).unwrap_or_default(),
+        credentials: status.credentials.source,
+        error: problems.join("; "),
+        slices: slices.collect(),
+    }
+}

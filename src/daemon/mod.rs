@@ -1,0 +1,103 @@
+//! The process: command line, settings, log, and the wiring of all modules.
+
+mod adapters;
+mod cli;
+mod logging;
+mod manual;
+mod run;
+pub mod settings;
+mod systemd;
+
+use std::{ffi::OsString, io, io::Write as _, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::ArgMatches;
+
+use self::{
+    cli::Task,
+    logging::Log,
+    settings::{Given, Inputs, Settings, SettingsError},
+};
+
+/// Exit code of wrong settings, as clap's for a wrong command line: starting again does not help.
+const EXIT_SETTINGS: u8 = 2;
+
+/// Runs the program; `args` begins with its name.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let matches = cli::command().get_matches_from(args);
+    match cli::task(&matches) {
+        Task::Man(directory) => outcome(manual::write_pages(&directory).context("cannot write the man pages")),
+        Task::Example => outcome(say(&manual::example())),
+        Task::CheckConfig => match load(&matches) {
+            Ok((inputs, settings)) => outcome(say(&settings::describe(&inputs, &settings))),
+            Err(error) => failure(EXIT_SETTINGS, &error.into()),
+        },
+        Task::Run => match load(&matches) {
+            Ok((_, settings)) => {
+                let log = logging::start(&settings);
+                match run::run(settings, |running| reload(&matches, running, &log)) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(error) => failure(error.exit_code(), &error.into()),
+                }
+            }
+            Err(error) => failure(EXIT_SETTINGS, &error.into()),
+        },
+    }
+}
+
+/// Reads and checks the settings of a command line.
+fn load(matches: &ArgMatches) -> Result<(Inputs, Settings), SettingsError> {
+    let config = cli::config(matches);
+    // Where it cannot be read, an operator who gives no node name is asked for one.
+    let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let given = Given {
+        config: config.as_deref(),
+        flag: &|key| cli::flag(matches, key),
+        variable: &|name| std::env::var(name).ok(),
+        host_name: &host_name,
+    };
+    let inputs = settings::read(&given)?;
+    let settings = Settings::from_inputs(&inputs, &given)?;
+    Ok((inputs, settings))
+}
+
+/// Reads the settings again: the log's level is taken over, all else is compared with what runs.
+fn reload(matches: &ArgMatches, running: &Settings, log: &Log) {
+    match load(matches) {
+        Ok((_, settings)) => {
+            log.set_level(&settings.log_level);
+            let level = settings.log_level.clone();
+            if (Settings { log_level: running.log_level.clone(), ..settings }) == *running {
+                tracing::info!(level, "reloaded");
+            } else {
+                tracing::warn!(level, "reloaded the log level; other settings have changed and need a restart");
+            }
+        }
+        Err(error) => tracing::error!(
+            error = format!("{:#}", anyhow::Error::from(error)),
+            "the settings are not valid; nothing was reloaded"
+        ),
+    }
+}
+
+/// Writes to stdout; a reader that has gone is no error.
+fn say(text: &str) -> anyhow::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write to stdout"),
+        _ => Ok(()),
+    }
+}
+
+fn outcome(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure(1, &error),
+    }
+}
+
+/// Says why, one line, and gives the exit code.
+fn failure(code: u8, error: &anyhow::Error) -> ExitCode {
+    // Nobody can be told if stderr is gone.
+    let _ = writeln!(io::stderr().lock(), "npu-dra: {error:#}");
+    code.into()
+}

@@ -1,0 +1,338 @@
+//! The one table of settings: flags, environment variables, file keys, defaults, help and manual all come from it.
+//!
+//! A key such as `device.wait` is the flag `--device-wait`, the variable `DEVICE_WAIT`, and in a file `device.wait`,
+//! `wait` in a table `[device]`, or `device-wait`: they are one name.
+
+use std::{fmt, time::Duration};
+
+use jiff::SignedDuration;
+
+/// What a value may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// A path; a relative one is taken from the working directory.
+    Path,
+    /// `true` or `false`.
+    Switch,
+    /// A whole number between two bounds, both allowed.
+    Number(i64, i64),
+    /// A span of time between two bounds, both allowed.
+    Span(Duration, Duration),
+    /// One of a few words.
+    Choice(&'static [&'static str]),
+}
+
+/// A value of the right kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// Text, path or choice; empty means "not set".
+    Text(String),
+    /// Switch.
+    Switch(bool),
+    /// Number.
+    Number(i64),
+    /// Span of time.
+    Span(Duration),
+}
+
+impl fmt::Display for Value {
+    /// As it stands in a file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{}", toml::Value::String(text.clone())),
+            Self::Switch(on) => write!(f, "{on}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Span(span) => write!(f, "\"{}\"", span_text(*span)),
+        }
+    }
+}
+
+/// A span as it stands in a file: whole seconds, or milliseconds.
+fn span_text(span: Duration) -> String {
+    if span.subsec_nanos() == 0 { format!("{}s", span.as_secs()) } else { format!("{}ms", span.as_millis()) }
+}
+
+impl Kind {
+    /// Reads a value from a flag, a variable, or a string in a file; an error says what is allowed.
+    pub fn parse(self, text: &str) -> Result<Value, String> {
+        match self {
+            Self::Text => Ok(Value::Text(text.to_owned())),
+            Self::Path if text.is_empty() => Ok(Value::Text(String::new())),
+            Self::Path => match std::path::absolute(text) {
+                Ok(path) => Ok(Value::Text(path.to_string_lossy().into_owned())),
+                Err(error) => Err(format!("{}: {error}", self.allowed())),
+            },
+            Self::Switch => match text.to_ascii_lowercase().as_str() {
+                "true" | "1" => Ok(Value::Switch(true)),
+                "false" | "0" => Ok(Value::Switch(false)),
+                _ => Err(self.allowed()),
+            },
+            Self::Number(low, high) => {
+                let number = text.parse().ok().filter(|number| (low..=high).contains(number));
+                number.map(Value::Number).ok_or_else(|| self.allowed())
+            }
+            Self::Span(low, high) => {
+                let span = text.parse::<SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
+                span.filter(|span| (low..=high).contains(span)).map(Value::Span).ok_or_else(|| self.allowed())
+            }
+            Self::Choice(words) => {
+                let word = words.iter().find(|word| **word == text);
+                word.map(|word| Value::Text((*word).to_owned())).ok_or_else(|| self.allowed())
+            }
+        }
+    }
+
+    /// What is allowed, for error messages and the manual.
+    #[must_use]
+    pub fn allowed(self) -> String {
+        match self {
+            Self::Text => "text".to_owned(),
+            Self::Path => "a path".to_owned(),
+            Self::Switch => "true or false".to_owned(),
+            Self::Number(low, high) => format!("a whole number from {low} to {high}"),
+            Self::Span(low, high) => {
+                format!("a span of time such as \"5s\" or \"2m\", from {} to {}", span_text(low), span_text(high))
+            }
+            Self::Choice(words) => words.join(", "),
+        }
+    }
+
+    /// Name of a value in help texts.
+    #[must_use]
+    pub fn placeholder(self) -> &'static str {
+        match self {
+            Self::Text => "NAME",
+            Self::Path => "PATH",
+            Self::Switch => "BOOL",
+            Self::Number(..) => "N",
+            Self::Span(..) => "TIME",
+            Self::Choice(_) => "WORD",
+        }
+    }
+}
+
+/// One setting.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Name in a file.
+    pub name: &'static str,
+    /// Name of the flag, without dashes in front: the name with dashes for dots.
+    pub flag: &'static str,
+    /// What its value may be.
+    pub kind: Kind,
+    /// Default, as text; empty means "not set".
+    pub default: &'static str,
+    /// Where the value comes from if it is not set; empty if nothing stands in.
+    pub derived: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+    /// What else is to know; empty if nothing.
+    pub more: &'static str,
+}
+
+impl Key {
+    /// Name of the environment variable.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        self.flag.replace('-', "_").to_ascii_uppercase()
+    }
+}
+
+/// Keeps the table's entries short: name, kind, default, help, then what is needed only now and then.
+const fn key(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Key {
+    Key { name, flag: name, kind, default, derived: "", help, more: "" }
+}
+
+impl Key {
+    const fn derived(mut self, derived: &'static str) -> Self {
+        self.derived = derived;
+        self
+    }
+
+    const fn flag(mut self, flag: &'static str) -> Self {
+        self.flag = flag;
+        self
+    }
+
+    const fn more(mut self, more: &'static str) -> Self {
+        self.more = more;
+        self
+    }
+}
+
+/// Seconds, for bounds.
+const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+pub(super) const NODE_NAME: Key = key("node-name", Kind::Text, "", "Name of this node in the cluster")
+    .derived("the host name in lower case, as kubelet does");
+pub(super) const DRIVER_NAME: Key = key("driver-name", Kind::Text, "npu.huawei.com", "Name of the DRA driver").more(
+    "DeviceClasses select by it, and claims that are prepared name it: changing it on a node with prepared claims \
+         leaves them behind.",
+);
+pub(super) const DEVICE_PROFILE: Key =
+    key("device-profile", Kind::Choice(&["npu", "gpu"]), "npu", "What to offer: the node's NPUs, or example GPUs")
+        .more("Example GPUs have no hardware behind them; they are for clusters that only try DRA out.");
+pub(super) const CDI_ROOT: Key =
+    key("cdi-root", Kind::Path, "/etc/cdi", "Directory of CDI files, one that the container runtime reads");
+pub(super) const REGISTRAR_DIR: Key = key(
+    "kubelet-registrar-directory-path",
+    Kind::Path,
+    "/var/lib/kubelet/plugins_registry",
+    "Directory that kubelet watches for registration sockets",
+);
+pub(super) const PLUGINS_DIR: Key = key(
+    "kubelet-plugins-directory-path",
+    Kind::Path,
+    "/var/lib/kubelet/plugins",
+    "Directory of kubelet's plugins; the DRA socket goes into one of the driver's name below it",
+);
+pub(super) const KUBECONFIG: Key = key("kubeconfig", Kind::Path, "", "Kubeconfig file for the API server")
+    .derived("the pod's service account, else /etc/kubernetes/kubelet.conf");
+pub(super) const ENABLE_HARD_VNPU: Key =
+    key("enable-hard-vnpu", Kind::Switch, "false", "Cut 910B cards into vNPUs by fixed template").more(
+        "This build has no slicing: the switch is accepted, whole cards are offered, and the status says so. Slicing \
+         needs a host process, so in a container the switch is an error.",
+    );
+pub(super) const HEALTHCHECK_PORT: Key = key(
+    "healthcheck-port",
+    Kind::Number(-1, 65535),
+    "-1",
+    "TCP port of health checks and metrics; -1 means none",
+)
+.more("It serves gRPC health checks, /healthz, /readyz and /metrics. Port 0 is no port to listen on and is refused.");
+pub(super) const HEALTHCHECK_ADDRESS: Key =
+    key("healthcheck-address", Kind::Text, "", "Address that health checks and metrics are served on")
+        .derived("all addresses: kubelet's probes come from the node's own address");
+pub(super) const INSTANCE_ID: Key =
+    key("instance-id", Kind::Text, "", "Tells two instances apart that overlap in a rolling update").more(
+        "Give the pod's UID in a DaemonSet with maxSurge. The new instance waits up to 25 seconds for the old one to \
+         let go of the state directory.",
+    );
+pub(super) const STATE_DIR: Key =
+    key("state-dir", Kind::Path, "/var/lib/npu-dra", "Directory of claim records; must survive a reboot")
+        .derived("$STATE_DIRECTORY, where systemd sets it");
+pub(super) const RUNTIME_DIR: Key = key("runtime-dir", Kind::Path, "/run/npu-dra", "Directory of the admin socket")
+    .derived("$RUNTIME_DIRECTORY, where systemd sets it");
+pub(super) const ADMIN_SOCKET: Key = key("admin.socket", Kind::Path, "", "Socket that npuctl talks to")
+    .derived("admin.sock in the runtime directory")
+    .flag("admin-socket");
+pub(super) const HOST_ROOT: Key = key("host-root", Kind::Path, "/", "Where the host's file system is seen").more(
+    "In a DaemonSet, the place where the host's root is mounted. /dev, /sys, /proc/sys and /etc/ascend_install.info \
+         are read below it; paths in CDI files are the host's own.",
+);
+pub(super) const BACKEND: Key = key(
+    "backend",
+    Kind::Choice(&["auto", "dcmi", "sysfs", "example"]),
+    "auto",
+    "How to find the cards: the vendor library, sysfs, or made-up ones",
+)
+.more("auto takes sysfs only where no library file exists, and example for the profile gpu.");
+pub(super) const DCMI_LIBRARY: Key = key("dcmi.library", Kind::Path, "", "The vendor library, libdcmi.so")
+    .derived("the places where the vendor installs it")
+    .flag("dcmi-library");
+pub(super) const TRUST_LIBRARY: Key =
+    key("trust-library", Kind::Switch, "false", "Load the vendor library even if others than root could change it")
+        .more("For tests. The library runs as root.");
+pub(super) const DEVICE_WAIT: Key = key(
+    "device.wait",
+    Kind::Span(Duration::ZERO, seconds(3600)),
+    "150s",
+    "How long cards may take to come up after boot before their absence is an error",
+)
+.derived("360s on a node with 910C")
+.more("Published slices are kept meanwhile, and cards that come later are still taken.")
+.flag("device-wait");
+pub(super) const HEALTH_INTERVAL: Key = key(
+    "health.interval",
+    Kind::Span(Duration::from_millis(50), seconds(600)),
+    "5s",
+    "Time between two looks at the health of all cards",
+)
+.flag("health-interval");
+pub(super) const EXAMPLE_COUNT: Key =
+    key("example.count", Kind::Number(0, 1024), "8", "How many devices the backend example offers")
+        .flag("example-count");
+pub(super) const VISIBLE_DEVICES_VOID: Key = key(
+    "cdi.visible-devices-void",
+    Kind::Switch,
+    "true",
+    "Set ASCEND_VISIBLE_DEVICES=void in containers that get a card",
+)
+.more(
+    "Images carry values such as 0 or all; on a node whose default runtime is ascend those would add cards that the \
+     claim did not get.",
+)
+.flag("cdi-visible-devices-void");
+pub(super) const HCCL_ROOTINFO: Key = key(
+    "cdi.hccl-rootinfo",
+    Kind::Switch,
+    "false",
+    "Mount the host's /etc/hccl_rootinfo.json into containers that get a card, where it exists",
+)
+.flag("cdi-hccl-rootinfo");
+pub(super) const TOPO: Key = key(
+    "cdi.topo",
+    Kind::Switch,
+    "false",
+    "Mount the driver's topo directory into containers that get a card, where it exists",
+)
+.flag("cdi-topo");
+pub(super) const ADMIN_GROUP: Key = key(
+    "admin.group",
+    Kind::Text,
+    "npu-dra",
+    "Group whose members may look with npuctl; only root may change anything",
+)
+.flag("admin-group")
+.more("Without such a group on the node only root may look.");
+pub(super) const LOG_LEVEL: Key = key(
+    "log.level",
+    Kind::Text,
+    "info",
+    "What to log: error, warn, info, debug, trace, or a filter by module",
+)
+.more("A filter is a list such as \"info,npu_dra::device=debug\". Read again at SIGHUP (systemctl reload npu-dra).")
+.flag("log-level");
+pub(super) const LOG_FORMAT: Key =
+    key("log.format", Kind::Choice(&["text", "json"]), "text", "How to log where the journal is not there")
+        .flag("log-format");
+
+/// All settings, in the order of help and manual.
+pub const KEYS: &[Key] = &[
+    NODE_NAME,
+    DRIVER_NAME,
+    DEVICE_PROFILE,
+    CDI_ROOT,
+    REGISTRAR_DIR,
+    PLUGINS_DIR,
+    KUBECONFIG,
+    ENABLE_HARD_VNPU,
+    HEALTHCHECK_PORT,
+    HEALTHCHECK_ADDRESS,
+    INSTANCE_ID,
+    STATE_DIR,
+    RUNTIME_DIR,
+    ADMIN_SOCKET,
+    ADMIN_GROUP,
+    HOST_ROOT,
+    BACKEND,
+    DCMI_LIBRARY,
+    TRUST_LIBRARY,
+    DEVICE_WAIT,
+    HEALTH_INTERVAL,
+    EXAMPLE_COUNT,
+    VISIBLE_DEVICES_VOID,
+    HCCL_ROOTINFO,
+    TOPO,
+    LOG_LEVEL,
+    LOG_FORMAT,
+];
+
+/// The setting of a flag's name.
+pub(super) fn by_flag(flag: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.flag == flag)
+}
