@@ -8,6 +8,7 @@ pub mod sysfs;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fmt, io,
     path::{Path, PathBuf},
     str::FromStr,
@@ -144,6 +145,8 @@ pub struct Settings {
     pub wait: Option<Duration>,
     /// The executable that has the worker as its hidden subcommand: this one.
     pub worker: PathBuf,
+    /// Variables for the vendor library, beside those of its own that the daemon was started with.
+    pub environment: Vec<(OsString, OsString)>,
     /// Deadlines and pauses around vendor calls.
     pub timing: dcmi::Timing,
 }
@@ -161,6 +164,7 @@ impl Settings {
             wait: None,
             // Also after an upgrade has replaced the file: the worker must be of our own version.
             worker: PathBuf::from("/proc/self/exe"),
+            environment: Vec::new(),
             timing: dcmi::Timing::default(),
         }
     }
@@ -200,6 +204,7 @@ pub fn open(settings: &Settings) -> Result<Arc<dyn Backend>, OpenError> {
                 lock: settings.state_dir.join("dcmi.lock"),
                 worker: settings.worker.clone(),
                 wait: settings.wait,
+                environment: settings.environment.clone(),
                 timing: settings.timing.clone(),
             };
             Arc::new(dcmi::Dcmi::new(settings).map_err(OpenError::Thread)?)

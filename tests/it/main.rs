@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // what a test's own helper cannot do, fails the test
 
+mod abi;
+mod backends;
 mod cluster;
 mod http;
 mod kubelet;

@@ -25,27 +25,47 @@ unsafe impl Plain for c_int {}
 // SAFETY: an integer.
 unsafe impl Plain for c_uint {}
 
-macro_rules! plain {
-    ($($(#[$meta:meta])* pub struct $name:ident { $(pub $field:ident: $ty:ty,)* })*) => {$(
-        $(#[$meta])*
-        #[repr(C)]
-        #[derive(Debug, Clone, Copy)]
-        pub struct $name { $(pub $field: $ty,)* }
-        // SAFETY: integers, floats, and arrays and structs of them.
-        unsafe impl Plain for $name {}
-    )*};
+macro_rules! structs {
+    ($($(#[$meta:meta])* pub struct $name:ident = $c_name:literal { $(pub $field:ident: $ty:ty,)* })*) => {
+        $(
+            $(#[$meta])*
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy)]
+            pub struct $name { $(pub $field: $ty,)* }
+            // SAFETY: integers, floats, and arrays and structs of them.
+            unsafe impl Plain for $name {}
+        )*
+
+        /// Size, alignment and offsets of every struct, as `sizeof.NAME`, `alignof.NAME` and `offsetof.NAME.FIELD`.
+        #[must_use]
+        pub fn layout() -> Vec<(String, usize)> {
+            let mut lines = Vec::new();
+            $(
+                lines.push((concat!("sizeof.", $c_name).to_owned(), size_of::<$name>()));
+                lines.push((concat!("alignof.", $c_name).to_owned(), align_of::<$name>()));
+                $(
+                    let field = stringify!($field).trim_start_matches("r#");
+                    if !field.starts_with('_') {
+                        let offset = core::mem::offset_of!($name, $field);
+                        lines.push((format!(concat!("offsetof.", $c_name, ".{}"), field), offset));
+                    }
+                )*
+            )*
+            lines
+        }
+    };
 }
 
-plain! {
+structs! {
     /// `dcmi_chip_info`, 100 bytes.
-    pub struct ChipInfo {
+    pub struct ChipInfo = "dcmi_chip_info" {
         pub chip_type: [c_char; 32],
         pub chip_name: [c_char; 32],
         pub chip_ver: [c_char; 32],
         pub aicore_cnt: c_uint,
     }
     /// `dcmi_chip_info_v2`, 132 bytes.
-    pub struct ChipInfoV2 {
+    pub struct ChipInfoV2 = "dcmi_chip_info_v2" {
         pub chip_type: [c_char; 32],
         pub chip_name: [c_char; 32],
         pub chip_ver: [c_char; 32],
@@ -53,7 +73,7 @@ plain! {
         pub npu_name: [c_char; 32],
     }
     /// `dcmi_pcie_info_all`, 64 bytes. The domain is signed.
-    pub struct PcieInfoAll {
+    pub struct PcieInfoAll = "dcmi_pcie_info_all" {
         pub venderid: c_uint,
         pub subvenderid: c_uint,
         pub deviceid: c_uint,
@@ -65,18 +85,18 @@ plain! {
         pub reserve: [u8; 32],
     }
     /// `dcmi_board_info`, 16 bytes.
-    pub struct BoardInfo {
+    pub struct BoardInfo = "dcmi_board_info" {
         pub board_id: c_uint,
         pub pcb_id: c_uint,
         pub bom_id: c_uint,
         pub slot_id: c_uint,
     }
     /// `dcmi_die_id`, 20 bytes.
-    pub struct DieId {
+    pub struct DieId = "dcmi_die_id" {
         pub soc_die: [c_uint; 5],
     }
     /// `dcmi_elabel_info`, 1280 bytes.
-    pub struct ElabelInfo {
+    pub struct ElabelInfo = "dcmi_elabel_info" {
         pub product_name: [c_char; 256],
         pub model: [c_char; 256],
         pub manufacturer: [c_char; 256],
@@ -84,7 +104,7 @@ plain! {
         pub serial_number: [c_char; 256],
     }
     /// `dcmi_hbm_info`, 32 bytes. Memory in MiB, temperature in °C.
-    pub struct HbmInfo {
+    pub struct HbmInfo = "dcmi_hbm_info" {
         pub memory_size: u64,
         pub freq: c_uint,
         pub _pad: [u8; 4],
@@ -93,7 +113,7 @@ plain! {
         pub bandwith_util_rate: c_uint,
     }
     /// `dcmi_get_memory_info_stru`, 112 bytes. Memory in MiB, huge page size in KiB.
-    pub struct MemoryInfoV3 {
+    pub struct MemoryInfoV3 = "dcmi_get_memory_info_stru" {
         pub memory_size: u64,
         pub memory_available: u64,
         pub freq: c_uint,
@@ -105,13 +125,13 @@ plain! {
         pub reserve: [u8; 60],
     }
     /// `dcmi_memory_info_stru`, 16 bytes.
-    pub struct MemoryInfo {
+    pub struct MemoryInfo = "dcmi_memory_info_stru" {
         pub memory_size: u64,
         pub freq: c_uint,
         pub utiliza: c_uint,
     }
     /// `dcmi_ecc_info`, 36 bytes here and 28 in older headers: the last two may stay untouched.
-    pub struct EccInfo {
+    pub struct EccInfo = "dcmi_ecc_info" {
         pub enable_flag: c_int,
         pub single_bit_error_cnt: c_uint,
         pub double_bit_error_cnt: c_uint,
@@ -123,13 +143,13 @@ plain! {
         pub double_bit_next_isolated_pages_cnt: c_uint,
     }
     /// `dcmi_proc_mem_info`, 16 bytes. Host process id; memory in bytes.
-    pub struct ProcMemInfo {
+    pub struct ProcMemInfo = "dcmi_proc_mem_info" {
         pub proc_id: c_int,
         pub _pad: [u8; 4],
         pub proc_mem_usage: c_ulong,
     }
     /// `dcmi_base_resource`, 64 bytes.
-    pub struct BaseResource {
+    pub struct BaseResource = "dcmi_base_resource" {
         pub token: u64,
         pub token_max: u64,
         pub task_timeout: u64,
@@ -139,7 +159,7 @@ plain! {
         pub _pad: [u8; 4],
     }
     /// `dcmi_computing_resource`, 96 bytes. Cores are floats; memory in MiB, of the last two in KiB.
-    pub struct ComputingResource {
+    pub struct ComputingResource = "dcmi_computing_resource" {
         pub aic: f32,
         pub aiv: f32,
         pub dsa: u16,
@@ -168,7 +188,7 @@ plain! {
         pub _pad_end: [u8; 4],
     }
     /// `dcmi_media_resource`, 56 bytes.
-    pub struct MediaResource {
+    pub struct MediaResource = "dcmi_media_resource" {
         pub jpegd: f32,
         pub jpege: f32,
         pub vpc: f32,
@@ -178,14 +198,14 @@ plain! {
         pub reserved: [u8; 32],
     }
     /// `dcmi_create_vdev_res_stru`, 104 bytes.
-    pub struct CreateVdevRes {
+    pub struct CreateVdevRes = "dcmi_create_vdev_res_stru" {
         pub vdev_id: c_uint,
         pub vfg_id: c_uint,
         pub template_name: [c_char; 32],
         pub reserved: [u8; 64],
     }
     /// `dcmi_create_vdev_out`, 52 bytes.
-    pub struct CreateVdevOut {
+    pub struct CreateVdevOut = "dcmi_create_vdev_out" {
         pub vdev_id: c_uint,
         pub pcie_bus: c_uint,
         pub pcie_device: c_uint,
@@ -194,7 +214,7 @@ plain! {
         pub reserved: [u8; 32],
     }
     /// `dcmi_vdev_query_info`, 256 bytes.
-    pub struct VdevQueryInfo {
+    pub struct VdevQueryInfo = "dcmi_vdev_query_info" {
         pub name: [c_char; 16],
         pub status: c_uint,
         pub is_container_used: c_uint,
@@ -206,13 +226,13 @@ plain! {
         pub media: MediaResource,
     }
     /// `dcmi_vdev_query_stru`, 264 bytes; the id is an input.
-    pub struct VdevQuery {
+    pub struct VdevQuery = "dcmi_vdev_query_stru" {
         pub vdev_id: c_uint,
         pub _pad: [u8; 4],
         pub query_info: VdevQueryInfo,
     }
     /// `dcmi_soc_free_resource`, 224 bytes.
-    pub struct SocFreeResource {
+    pub struct SocFreeResource = "dcmi_soc_free_resource" {
         pub vfg_num: c_uint,
         pub vfg_bitmap: c_uint,
         pub base: BaseResource,
@@ -220,7 +240,7 @@ plain! {
         pub media: MediaResource,
     }
     /// `dcmi_soc_total_resource`, 360 bytes.
-    pub struct SocTotalResource {
+    pub struct SocTotalResource = "dcmi_soc_total_resource" {
         pub vdev_num: c_uint,
         pub vdev_id: [c_uint; 32],
         pub vfg_num: c_uint,
@@ -231,7 +251,7 @@ plain! {
         pub media: MediaResource,
     }
     /// `dcmi_spod_info`, 48 bytes.
-    pub struct SpodInfo {
+    pub struct SpodInfo = "dcmi_spod_info" {
         pub sdid: c_uint,
         pub scale_type: c_uint,
         pub super_pod_id: c_uint,
@@ -241,7 +261,7 @@ plain! {
         pub reserve: [c_uint; 6],
     }
     /// `dcmi_dms_fault_event`, 352 bytes. `deviceid` is a logic id, the time is in ms since the epoch.
-    pub struct DmsFaultEvent {
+    pub struct DmsFaultEvent = "dcmi_dms_fault_event" {
         pub event_id: c_uint,
         pub deviceid: u16,
         pub node_type: u8,
@@ -259,13 +279,13 @@ plain! {
         pub resv: [u8; 32],
     }
     /// `dcmi_event`, 360 bytes; the vendor's union has this one member.
-    pub struct Event {
+    pub struct Event = "dcmi_event" {
         pub r#type: c_uint,
         pub _pad: [u8; 4],
         pub event_t: DmsFaultEvent,
     }
     /// `dcmi_event_filter`, 48 bytes; passed by value.
-    pub struct EventFilter {
+    pub struct EventFilter = "dcmi_event_filter" {
         pub filter_flag: u64,
         pub event_id: c_uint,
         pub severity: u8,
@@ -274,15 +294,15 @@ plain! {
         pub _pad: [u8; 2],
     }
     /// `dcmi_multi_utilization_info`, 48 bytes, percent.
-    pub struct MultiUtilizationInfo {
+    pub struct MultiUtilizationInfo = "dcmi_multi_utilization_info" {
         pub aic_util: c_uint,
         pub aiv_util: c_uint,
         pub aicore_util: c_uint,
         pub npu_util: c_uint,
-        pub reserve: [c_uint; 8],
+        pub reserved: [c_uint; 8],
     }
     /// `dcmi_pcie_info`, 28 bytes, without the PCI domain; device before bus, unlike [`PcieInfoAll`].
-    pub struct PcieInfo {
+    pub struct PcieInfo = "dcmi_pcie_info" {
         pub deviceid: c_uint,
         pub venderid: c_uint,
         pub subvenderid: c_uint,
@@ -291,63 +311,176 @@ plain! {
         pub bdf_busid: c_uint,
         pub bdf_funcid: c_uint,
     }
+    /// `dcmi_ip_addr`, 20 bytes; the union is 4 bytes of IPv4 or 16 of IPv6.
+    pub struct IpAddr = "dcmi_ip_addr" {
+        pub u_addr: [u8; 16],
+        pub ip_type: c_uint,
+    }
+    /// `dcmi_hccs_bandwidth_info`, 280 bytes; the time in ms is an input.
+    pub struct HccsBandwidthInfo = "dcmi_hccs_bandwidth_info" {
+        pub profiling_time: c_int,
+        pub _pad: [u8; 4],
+        pub bandwidth: [f64; 34],
+    }
+    /// `dcmi_pcie_link_bandwidth_info`, 88 bytes, of which only the size is known.
+    pub struct PcieLinkBandwidthInfo = "dcmi_pcie_link_bandwidth_info" {
+        pub words: [u64; 11],
+    }
 }
 
-/// `enum dcmi_unit_type`.
-pub const UNIT_NPU: c_uint = 0;
-/// `enum dcmi_die_type`: the serial-like id.
-pub const DIE_VDIE: c_uint = 1;
-/// `enum dcmi_boot_status`: the only value that means ready.
-pub const BOOT_FINISHED: c_uint = 16;
-/// `enum dcmi_multi_die_policy`: a die may be given alone.
-pub const POLICY_INDEPENDENT: c_uint = 1;
-/// Health of a device that does not exist.
-pub const HEALTH_NOT_EXIST: c_uint = 0xFFFF_FFFF;
-/// Topology types that are direct links: HCCS, SIO, HCCS through a switch.
-pub const TOPO_LINKS: [c_int; 3] = [3, 6, 7];
-/// Most cards in a list.
-pub const MAX_CARDS: usize = 64;
-/// Most NPU chips on a card.
-pub const MAX_CHIPS: c_int = 4;
-/// Fault codes that a query must have room for.
-pub const MAX_ERROR_CODES: usize = 128;
+macro_rules! constants {
+    ($($name:ident: $ty:ty = $value:expr,)*) => {
+        $(pub const $name: $ty = $value;)*
 
+        /// Every constant under its C name, which is ours behind `DCMI_`.
+        #[must_use]
+        pub fn constants() -> Vec<(String, i64)> {
+            vec![$((concat!("DCMI_", stringify!($name)).to_owned(), i64::from($name)),)*]
+        }
+    };
+}
+
+// The unit type, die, reset channel, vNPU mode and so on are enums of 4 bytes in C.
+constants! {
+    MAX_CARDS: u16 = 64,
+    MAX_DEVICES_PER_CARD: u16 = 4,
+    MAX_VDEVS: u16 = 32,
+    MAX_PROCESSES: u16 = 32,
+    MAX_ERROR_CODES: u16 = 128,
+    MAX_VERSION: u16 = 255,
+    UNIT_NPU: c_uint = 0,
+    UNIT_MCU: c_uint = 1,
+    UNIT_CPU: c_uint = 2,
+    UNIT_INVALID: c_uint = 255,
+    DIE_NDIE: c_uint = 0,
+    DIE_VDIE: c_uint = 1,
+    DIE_DDIE: c_uint = 2,
+    RESET_OUT_OF_BAND: c_uint = 0,
+    RESET_IN_BAND: c_uint = 1,
+    VDEVICE_DOCKER: c_int = 0,
+    VDEVICE_VM: c_int = 1,
+    DIE_POLICY_UNION: c_uint = 0,
+    DIE_POLICY_INDEPENDENT: c_uint = 1,
+    MAIN_CHIP_INF: c_uint = 12,
+    MAIN_HCCS: c_uint = 16,
+    MAIN_SVM: c_uint = 51,
+    MAIN_VDEV_MNG: c_uint = 52,
+    MAIN_SEC: c_uint = 53,
+    MAIN_SIO: c_uint = 56,
+    MAIN_DEVICE_SHARE: c_uint = 0x8001,
+    VDEV_GET_ONE: c_uint = 0,
+    VDEV_GET_TOTAL: c_uint = 1,
+    VDEV_GET_FREE: c_uint = 2,
+    VDEV_SET_SRIOV: c_uint = 3,
+    VDEV_GET_ACTIVITY: c_uint = 5,
+    VDEV_ID_AUTO: c_uint = 0xFFFF_FFFF,
+    VDEV_ID_ALL: c_uint = 65535,
+    CHIP_INF_CHIP_ID: c_uint = 0,
+    CHIP_INF_SPOD_INFO: c_uint = 1,
+    BOOT_UNINIT: c_uint = 0,
+    BOOT_BIOS: c_uint = 1,
+    BOOT_OS: c_uint = 2,
+    BOOT_FINISH: c_uint = 3,
+    BOOT_SYSTEM_START_FINISH: c_uint = 16,
+    MEMORY_DDR: c_uint = 0,
+    MEMORY_SRAM: c_uint = 1,
+    MEMORY_HBM: c_uint = 2,
+    MEMORY_NPU: c_uint = 3,
+    MEMORY_NONE: c_uint = 255,
+    FREQ_DDR: c_uint = 1,
+    FREQ_CTRL_CPU: c_uint = 2,
+    FREQ_HBM: c_uint = 6,
+    FREQ_AICORE: c_uint = 7,
+    UTIL_DDR_MEMORY: c_int = 1,
+    UTIL_AICORE: c_int = 2,
+    UTIL_AICPU: c_int = 3,
+    UTIL_HBM: c_int = 6,
+    UTIL_NPU: c_int = 13,
+    TOPO_SELF: c_int = 0,
+    TOPO_SYS: c_int = 1,
+    TOPO_PHB: c_int = 2,
+    TOPO_HCCS: c_int = 3,
+    TOPO_PXB: c_int = 4,
+    TOPO_PIX: c_int = 5,
+    TOPO_SIO: c_int = 6,
+    TOPO_HCCS_SW: c_int = 7,
+    TOPO_UB: c_int = 8,
+    HEALTH_OK: c_uint = 0,
+    HEALTH_MINOR: c_uint = 1,
+    HEALTH_MAJOR: c_uint = 2,
+    HEALTH_CRITICAL: c_uint = 3,
+    HEALTH_UNKNOWN: c_uint = 4,
+    HEALTH_GONE: c_uint = 0xFFFF_FFFF,
+    NETWORK_OK: c_uint = 0,
+    NETWORK_MAX: c_uint = 255,
+    EVENT_DMS_FAULT: c_uint = 0,
+    EVENT_RECOVERED: u8 = 0,
+    EVENT_OCCURRED: u8 = 1,
+    EVENT_ONE_SHOT: u8 = 2,
+    FILTER_EVENT_ID: c_uint = 1,
+    FILTER_SEVERITY: c_uint = 2,
+    FILTER_NODE_TYPE: c_uint = 4,
+    IP_V4: c_uint = 0,
+    IP_V6: c_uint = 1,
+    OK: c_int = 0,
+    ERR_INVALID_PARAMETER: c_int = -8001,
+    ERR_OPER_NOT_PERMITTED: c_int = -8002,
+    ERR_MEM_OPERATE_FAIL: c_int = -8003,
+    ERR_SECURE_FUN_FAIL: c_int = -8004,
+    ERR_INNER_ERR: c_int = -8005,
+    ERR_TIME_OUT: c_int = -8006,
+    ERR_INVALID_DEVICE_ID: c_int = -8007,
+    ERR_DEVICE_NOT_EXIST: c_int = -8008,
+    ERR_IOCTL_FAIL: c_int = -8009,
+    ERR_SEND_MSG_FAIL: c_int = -8010,
+    ERR_RECV_MSG_FAIL: c_int = -8011,
+    ERR_NOT_READY: c_int = -8012,
+    ERR_NOT_SUPPORT_IN_CONTAINER: c_int = -8013,
+    ERR_FILE_OPERATE_FAIL: c_int = -8014,
+    ERR_RESET_FAIL: c_int = -8015,
+    ERR_ABORT_OPERATE: c_int = -8016,
+    ERR_IS_UPGRADING: c_int = -8017,
+    ERR_RESOURCE_OCCUPIED: c_int = -8020,
+    ERR_PARTITION_NOT_RIGHT: c_int = -8022,
+    ERR_CONFIG_INFO_NOT_EXIST: c_int = -8023,
+    ERR_NOT_SUPPORT: c_int = -8255,
+}
+
+/// Topology types that are direct links between two dies.
+pub const LINKS: [c_int; 3] = [TOPO_HCCS, TOPO_SIO, TOPO_HCCS_SW];
+/// Codes that say: the device is not there, or not any more, or not yet.
+pub const GONE: [c_int; 3] = [ERR_INVALID_DEVICE_ID, ERR_DEVICE_NOT_EXIST, ERR_NOT_READY];
 /// Physical ids are below 256 and share the number space of vNPUs, which ends at 1123.
-pub const MAX_PHYSICAL_ID: c_uint = 1123;
+pub const LAST_ID: c_uint = 1123;
 /// More AI cores than any chip has.
-pub const MAX_AI_CORES: c_uint = 4096;
-
-/// `-8007`, `-8008`, `-8012`: the device is not there, or not any more, or not yet.
-pub const GONE: [c_int; 3] = [-8007, -8008, -8012];
-/// `-8255`: not for this chip, driver or environment.
-pub const NOT_SUPPORT: c_int = -8255;
+pub const MOST_AI_CORES: c_uint = 4096;
 
 /// The vendor's word for a return code.
 #[must_use]
 pub fn code_name(code: c_int) -> &'static str {
     match code {
-        0 => "ok",
-        -8001 => "invalid parameter",
-        -8002 => "operation not permitted",
-        -8003 => "memory operation failed",
-        -8004 => "secure function failed",
-        -8005 => "inner error",
-        -8006 => "time-out",
-        -8007 => "invalid device id",
-        -8008 => "device does not exist",
-        -8009 => "ioctl failed",
-        -8010 => "sending to the device failed",
-        -8011 => "receiving from the device failed",
-        -8012 => "device not ready",
-        -8013 => "not supported in a container, or busy",
-        -8014 => "file operation failed",
-        -8015 => "reset failed",
-        -8016 => "aborted",
-        -8017 => "upgrade in progress",
-        -8020 => "resource occupied",
-        -8022 => "wrong partition",
-        -8023 => "no configuration",
-        -8255 => "not supported",
+        OK => "ok",
+        ERR_INVALID_PARAMETER => "invalid parameter",
+        ERR_OPER_NOT_PERMITTED => "operation not permitted",
+        ERR_MEM_OPERATE_FAIL => "memory operation failed",
+        ERR_SECURE_FUN_FAIL => "secure function failed",
+        ERR_INNER_ERR => "inner error",
+        ERR_TIME_OUT => "time-out",
+        ERR_INVALID_DEVICE_ID => "invalid device id",
+        ERR_DEVICE_NOT_EXIST => "device does not exist",
+        ERR_IOCTL_FAIL => "ioctl failed",
+        ERR_SEND_MSG_FAIL => "sending to the device failed",
+        ERR_RECV_MSG_FAIL => "receiving from the device failed",
+        ERR_NOT_READY => "device not ready",
+        ERR_NOT_SUPPORT_IN_CONTAINER => "not supported in a container, or busy",
+        ERR_FILE_OPERATE_FAIL => "file operation failed",
+        ERR_RESET_FAIL => "reset failed",
+        ERR_ABORT_OPERATE => "aborted",
+        ERR_IS_UPGRADING => "upgrade in progress",
+        ERR_RESOURCE_OCCUPIED => "resource occupied",
+        ERR_PARTITION_NOT_RIGHT => "wrong partition",
+        ERR_CONFIG_INFO_NOT_EXIST => "no configuration",
+        ERR_NOT_SUPPORT => "not supported",
         _ => "unknown code",
     }
 }

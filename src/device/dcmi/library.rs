@@ -177,7 +177,7 @@ impl Library {
     pub fn cards(&mut self) -> Outcome<Vec<i32>> {
         let call = self.symbols.card_list.or(self.symbols.card_num_list).ok_or(Trouble::Missing)?;
         let mut count = Roomy::<c_int>::preset(-1);
-        let mut list: [c_int; 2 * ffi::MAX_CARDS] = [-1; 2 * ffi::MAX_CARDS];
+        let mut list: [c_int; 128] = [-1; 128];
         // SAFETY: the list is longer than said.
         check(unsafe { call(count.place(), list.as_mut_ptr(), 64) })?;
         Ok(list[..counted(count.value, ffi::MAX_CARDS)?].to_vec())
@@ -190,9 +190,9 @@ impl Library {
             let [mut chips, mut mcu, mut cpu] = [(); 3].map(|()| Roomy::<c_int>::preset(-1));
             // SAFETY: three places for one integer each.
             check(unsafe { call(card, chips.place(), mcu.place(), cpu.place()) })?;
-            return in_range(chips.value, ffi::MAX_CHIPS);
+            return in_range(chips.value, ffi::MAX_DEVICES_PER_CARD.into());
         }
-        in_range(card_int(self.symbols.device_num_in_card, card)?, ffi::MAX_CHIPS)
+        in_range(card_int(self.symbols.device_num_in_card, card)?, ffi::MAX_DEVICES_PER_CARD.into())
     }
 
     /// Chips of a card that failed to come up.
@@ -210,7 +210,7 @@ impl Library {
     /// Kind of unit: 0 for an NPU.
     #[doc(alias = "dcmi_get_device_type")]
     pub fn unit(&mut self, at: At) -> Outcome<u32> {
-        chip(self.symbols.device_type, at, 255)
+        chip(self.symbols.device_type, at, ffi::UNIT_INVALID)
     }
 
     /// Logic id of a chip.
@@ -230,7 +230,7 @@ impl Library {
         let mut out = Roomy::<c_uint>::preset(c_uint::MAX);
         // SAFETY: a place for one integer.
         check(unsafe { call(logic_id, out.place()) })?;
-        if out.value > ffi::MAX_PHYSICAL_ID {
+        if out.value > ffi::LAST_ID {
             return Err(Trouble::Nonsense(out.value.into()));
         }
         Ok(out.value)
@@ -242,7 +242,7 @@ impl Library {
         if self.symbols.chip_info_v2.is_some() {
             let preset = ffi::ChipInfoV2 { aicore_cnt: c_uint::MAX, ..Plain::zeroed() };
             match chip(self.symbols.chip_info_v2, at, preset) {
-                Err(Trouble::Code(ffi::NOT_SUPPORT)) if self.symbols.chip_info.is_some() => {}
+                Err(Trouble::Code(ffi::ERR_NOT_SUPPORT)) if self.symbols.chip_info.is_some() => {}
                 info => {
                     let info = info?;
                     return named(&info.chip_name, &info.npu_name, info.aicore_cnt);
@@ -325,7 +325,7 @@ impl Library {
     /// Health value; 4 (unknown) is preset, since a failing call leaves it.
     #[doc(alias = "dcmi_get_device_health")]
     pub fn health(&mut self, at: At) -> Outcome<u32> {
-        chip(self.symbols.health, at, 4)
+        chip(self.symbols.health, at, ffi::HEALTH_UNKNOWN)
     }
 
     /// Active fault codes.
@@ -333,7 +333,7 @@ impl Library {
     pub fn error_codes(&mut self, at: At) -> Outcome<Vec<u32>> {
         let call = self.symbols.error_codes.ok_or(Trouble::Missing)?;
         let mut count = Roomy::<c_int>::preset(-1);
-        let mut list: [c_uint; 2 * ffi::MAX_ERROR_CODES] = [0; 2 * ffi::MAX_ERROR_CODES];
+        let mut list: [c_uint; 256] = [0; 256];
         // SAFETY: the list is longer than said.
         check(unsafe { call(at.card, at.device, count.place(), list.as_mut_ptr(), 128) })?;
         Ok(list[..counted(count.value, ffi::MAX_ERROR_CODES)?].to_vec())
@@ -396,8 +396,8 @@ fn in_range(value: c_int, most: c_int) -> Outcome<i32> {
 }
 
 /// Length of a list that the library filled.
-fn counted(count: c_int, room: usize) -> Outcome<usize> {
-    usize::try_from(count).ok().filter(|count| *count <= room).ok_or(Trouble::Nonsense(count.into()))
+fn counted(count: c_int, room: u16) -> Outcome<usize> {
+    usize::try_from(count).ok().filter(|count| *count <= usize::from(room)).ok_or(Trouble::Nonsense(count.into()))
 }
 
 /// A memory size in MiB; the largest chip has less than 2^24.
@@ -406,7 +406,7 @@ fn size(mib: u64) -> Outcome<u64> {
 }
 
 fn named(chip_name: &[c_char], npu_name: &[c_char], ai_cores: c_uint) -> Outcome<ChipInfo> {
-    if ai_cores > ffi::MAX_AI_CORES {
+    if ai_cores > ffi::MOST_AI_CORES {
         return Err(Trouble::Nonsense(ai_cores.into()));
     }
     Ok(ChipInfo { chip_name: text(chip_name), npu_name: text(npu_name), ai_cores })

@@ -25,6 +25,7 @@ pub mod worker;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ffi::OsString,
     fmt, io,
     net::Shutdown,
     os::unix::net::UnixStream,
@@ -63,6 +64,8 @@ pub struct Settings {
     pub worker: PathBuf,
     /// How long chips may take to come up; `None`: [`WAIT`](Self::WAIT), on a 910C [`WAIT_910C`](Self::WAIT_910C).
     pub wait: Option<Duration>,
+    /// Variables for the library, beside those of its own that the daemon was started with.
+    pub environment: Vec<(OsString, OsString)>,
     /// Deadlines and pauses.
     pub timing: Timing,
 }
@@ -79,6 +82,8 @@ impl Settings {
 pub struct Timing {
     /// For one reading call.
     pub read: Duration,
+    /// For the library's start, if chips may not take longer to come up.
+    pub init: Duration,
     /// For loading the library and taking the lock.
     pub hello: Duration,
     /// For a killed worker to end.
@@ -95,6 +100,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             read: Duration::from_secs(2),
+            init: Duration::from_secs(30),
             hello: Duration::from_secs(10),
             reap: Duration::from_secs(5),
             back_off: Duration::from_secs(1),

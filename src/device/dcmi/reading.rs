@@ -62,7 +62,7 @@ fn need<T: DeserializeOwned>(session: &mut Session, request: Request) -> Result<
 fn want<T: DeserializeOwned>(session: &mut Session, request: Request) -> Result<Option<T>, Lack> {
     match session.call::<T>(request)? {
         Ok(value) => Ok(Some(value)),
-        Err(Trouble::Missing | Trouble::Code(ffi::NOT_SUPPORT)) => Ok(None),
+        Err(Trouble::Missing | Trouble::Code(ffi::ERR_NOT_SUPPORT)) => Ok(None),
         Err(Trouble::Code(code)) if ffi::GONE.contains(&code) => {
             Err(Lack::Chip(format!("{request} answered {}", Trouble::Code(code))))
         }
@@ -103,7 +103,7 @@ pub(super) fn read(session: &mut Session, known: &[Link]) -> Result<Reading, Fau
     if seats.values().any(|seat| seat.family == Family::Ascend910C) {
         // Unreadable means bound: half a pair in a container fails, a pair never does.
         let policy = like::<u32>(session, Request::DiePolicy)?;
-        scan.dies_bound = policy != Some(ffi::POLICY_INDEPENDENT);
+        scan.dies_bound = policy != Some(ffi::DIE_POLICY_INDEPENDENT);
     }
     Ok(Reading { scan, seats })
 }
@@ -128,7 +128,7 @@ fn read_card(session: &mut Session, card: i32, missing: &mut Vec<MissingChip>) -
         }
     }
     let failures = like::<i32>(session, Request::FailedChips(card))?.unwrap_or(0);
-    for _ in 0..failures.clamp(0, ffi::MAX_CHIPS) {
+    for _ in 0..failures.clamp(0, ffi::MAX_DEVICES_PER_CARD.into()) {
         lack(format!("a chip of card {card}"), "it failed to come up".to_owned());
     }
     Ok(chips)
@@ -140,7 +140,7 @@ fn read_chip(session: &mut Session, at: At) -> Result<Option<ChipReading>, Lack>
         return Ok(None);
     }
     if let Some(status) = want::<u32>(session, Request::BootStatus(at))?
-        && status != ffi::BOOT_FINISHED
+        && status != ffi::BOOT_SYSTEM_START_FINISH
     {
         return Err(Lack::Chip(format!("it is still starting (boot status {status})")));
     }
@@ -201,7 +201,7 @@ fn vdie(session: &mut Session, at: At) -> Result<Option<Vdie>, Fault> {
     let request = Request::Die(at);
     match session.call::<[u32; 5]>(request)? {
         Ok(words) => Ok(Vdie::from_words(words)),
-        Err(Trouble::Missing | Trouble::Code(ffi::NOT_SUPPORT)) => Ok(None),
+        Err(Trouble::Missing | Trouble::Code(ffi::ERR_NOT_SUPPORT)) => Ok(None),
         Err(trouble) => Err(failed(request, trouble)),
     }
 }
@@ -231,8 +231,8 @@ fn links(session: &mut Session, seats: &BTreeMap<u32, Seat>, known: &[Link]) -> 
             let link = Link { a: *a, b: *b };
             let request = Request::Topology(*first, *second);
             match session.call::<i32>(request)? {
-                Ok(kind) if ffi::TOPO_LINKS.contains(&kind) => links.push(link),
-                Ok(_) | Err(Trouble::Code(ffi::NOT_SUPPORT)) => {}
+                Ok(kind) if ffi::LINKS.contains(&kind) => links.push(link),
+                Ok(_) | Err(Trouble::Code(ffi::ERR_NOT_SUPPORT)) => {}
                 Err(Trouble::Missing) => return Ok(links),
                 Err(trouble) => {
                     // Groups must not change with a hiccup.
@@ -249,12 +249,12 @@ fn links(session: &mut Session, seats: &BTreeMap<u32, Seat>, known: &[Link]) -> 
 pub(super) fn health(session: &mut Session, physical_id: u32, seat: Seat) -> Result<HealthReading, Fault> {
     let request = Request::Health(seat.at);
     let level = match session.call::<u32>(request)? {
-        Ok(0) => Level::Ok,
-        Ok(1) => Level::Minor,
-        Ok(2) => Level::Major,
-        Ok(3) => Level::Critical,
-        Ok(4) => Level::Unknown,
-        Ok(ffi::HEALTH_NOT_EXIST) => Level::Gone,
+        Ok(ffi::HEALTH_OK) => Level::Ok,
+        Ok(ffi::HEALTH_MINOR) => Level::Minor,
+        Ok(ffi::HEALTH_MAJOR) => Level::Major,
+        Ok(ffi::HEALTH_CRITICAL) => Level::Critical,
+        Ok(ffi::HEALTH_UNKNOWN) => Level::Unknown,
+        Ok(ffi::HEALTH_GONE) => Level::Gone,
         Ok(value) => {
             session.warn_once(&format!("{request} gave {value}, which has no meaning; health is unknown"));
             Level::Unknown

@@ -370,7 +370,7 @@ impl Session {
                 });
             }
         }
-        match self.ask::<Outcome<()>>(&Request::Init, patience)? {
+        match self.ask::<Outcome<()>>(&Request::Init, patience.max(self.settings.timing.init))? {
             Ok(()) => Ok(()),
             Err(trouble) => {
                 self.retire();
@@ -391,6 +391,7 @@ impl Session {
             .arg(if settings.trust_library { "trust" } else { "check" })
             .env_clear()
             .envs(env::vars_os().filter(|(name, _)| is_for_library(name)))
+            .envs(settings.environment.iter().cloned())
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))
