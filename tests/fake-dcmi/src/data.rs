@@ -295,6 +295,8 @@ pub enum Environment {
     PrivilegedPod,
     /// Root in an ordinary container.
     Pod,
+    /// Anybody else in a container.
+    PodUser,
     /// Anybody else on the host.
     User,
 }

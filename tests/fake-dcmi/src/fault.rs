@@ -1,4 +1,13 @@
 //! Planted faults: `faults.json`, read again at each call so that a test can change it under a running daemon.
+//!
+//! ```json
+//! {"rules": [
+//!   {"function": "dcmi_get_device_health", "card": 3, "action": {"return": -8012}},
+//!   {"function": "dcmi_init", "times": 1, "action": "hang"},
+//!   {"function": "dcmi_create_vdevice", "skip": 2, "when": "after", "action": "kill_parent"},
+//!   {"function": "*", "action": {"delay_ms": 5}}
+//! ]}
+//! ```
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -171,3 +180,27 @@ impl Fault {
 
 /// How long a call that killed its parent waits for its own end.
 pub(crate) const LAST_WAIT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::{Action, Fault, FaultFile, When};
+
+    #[test]
+    fn a_file_written_by_hand_is_understood() {
+        let text = include_str!("fault.rs");
+        let json: String = text.lines().skip(3).take(6).map(|line| line.trim_start_matches("//!")).collect();
+        let file: FaultFile = serde_json::from_str(&json).unwrap();
+        assert_eq!(file.rules.len(), 4);
+        assert_eq!(file.rules[0], Fault::new("dcmi_get_device_health", Action::Return(-8012)).card(3));
+        assert_eq!((file.rules[2].skip, file.rules[2].when), (2, When::After));
+        assert!(serde_json::from_str::<FaultFile>(r#"{"rules": [{"function": "*", "actoin": "hang"}]}"#).is_err());
+    }
+
+    #[test]
+    fn a_rule_strikes_after_those_it_skips_and_as_often_as_it_says() {
+        let rule = Fault::new("*", Action::Hang).skip(1).times(2);
+        assert_eq!([1, 2, 3, 4].map(|hit| rule.strikes(hit)), [false, true, true, false]);
+        assert!(Fault::new("*", Action::Hang).strikes(u64::MAX));
+        assert!(rule.matches("dcmi_init", None) && !rule.clone().card(1).matches("dcmi_init", None));
+    }
+}

@@ -188,12 +188,14 @@ impl Session {
             self.note_overlap(function, "another process");
             return code::RESOURCE_OCCUPIED;
         }
+        // Counted before it is logged: whoever sees the call in the log knows that its faults were counted.
+        let striking = self.striking(function, target);
         let (pid, thread) = (std::process::id(), nix::unistd::gettid());
         let (card, device) =
             target.map_or((String::from("-"), String::from("-")), |(c, d)| (c.to_string(), d.to_string()));
         let line = format!("+ {} {pid} {thread} {function} {card} {device}\n", micros());
         let _ = (&self.log).write_all(line.as_bytes());
-        let result = self.obey(function, target, body).unwrap_or_else(|error| {
+        let result = striking.and_then(|striking| self.obey(&striking, target, body)).unwrap_or_else(|error| {
             complain(&error.to_string());
             code::INNER_ERR
         });
@@ -203,15 +205,20 @@ impl Session {
         result
     }
 
-    /// Runs a call between the faults planted before and after it.
-    fn obey(&self, function: &str, target: Option<(i32, i32)>, body: Body<'_>) -> Result<i32, WorldError> {
+    /// The planted faults that strike this call.
+    fn striking(&self, function: &str, target: Option<(i32, i32)>) -> Result<Vec<Fault>, WorldError> {
         let faults = self.faults.get()?;
-        let mut striking: Vec<&Fault> = Vec::new();
+        let mut striking = Vec::new();
         for fault in faults.rules.iter().filter(|fault| fault.matches(function, target)) {
             if fault.strikes(self.count(fault)?) {
-                striking.push(fault);
+                striking.push(fault.clone());
             }
         }
+        Ok(striking)
+    }
+
+    /// Runs a call between the faults planted before and after it.
+    fn obey(&self, striking: &[Fault], target: Option<(i32, i32)>, body: Body<'_>) -> Result<i32, WorldError> {
         let mut garbage = false;
         for fault in striking.iter().filter(|fault| fault.when == When::Before) {
             garbage |= fault.action == Action::Garbage;

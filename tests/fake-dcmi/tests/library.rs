@@ -1,17 +1,17 @@
 //! The built library in processes of its own, loaded by a C program through the prototypes of `tests/abi/dcmi.h`.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test that fails may panic")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use dcmi::world::{Action, Assertion, Fault, Notice, Profile, World};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 
-const SIGKILL: i32 = 9;
-const SIGSEGV: i32 = 11;
+use dcmi::world::{Action, Assertion, Fault, Notice, Profile, World};
 
 /// The compiled caller, made once.
 fn caller() -> &'static Path {
@@ -56,7 +56,7 @@ impl Node {
 
     /// Runs commands to their end; gives the lines they printed.
     fn call(&self, commands: &str) -> Vec<String> {
-        let output = self.command(&dcmi::library_path(), commands).output().unwrap();
+        let output = finish(&mut self.command(&dcmi::library_path(), commands));
         assert!(output.status.success(), "{commands}: {output:?}");
         String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
     }
@@ -65,6 +65,22 @@ impl Node {
         let mut command = self.command(&dcmi::library_path(), commands);
         Running(command.stdout(Stdio::piped()).spawn().unwrap())
     }
+}
+
+/// Runs a command to its end, which must come soon.
+fn finish(command: &mut Command) -> Output {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Running(child);
+    let mut status = None;
+    until("the end of a caller", || {
+        status = child.0.try_wait().unwrap();
+        status.is_some()
+    });
+    // What the callers print fits into a pipe.
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    child.0.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+    child.0.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+    Output { status: status.unwrap(), stdout, stderr }
 }
 
 /// Waits for something that another process does.
@@ -148,17 +164,17 @@ fn a_crash_a_kill_and_a_hang_end_the_process_and_leave_the_world_whole() {
     let plant = |fault: Fault| node.world.faults().set([fault]).unwrap();
 
     plant(Fault::new("dcmi_get_device_health", Action::Crash).card(1).times(1));
-    let status = node.command(&dcmi::library_path(), "init health 1 0").output().unwrap().status;
-    assert_eq!(status.signal(), Some(SIGSEGV));
+    let status = finish(&mut node.command(&dcmi::library_path(), "init health 1 0")).status;
+    assert_eq!(status.signal(), Some(Signal::SIGSEGV as i32));
     assert_eq!(node.call("init health 1 0"), ["init 0", "health 0 0"], "the count outlives the crash");
 
     plant(Fault::new("dcmi_create_vdevice", Action::KillSelf));
-    let status = node.command(&dcmi::library_path(), "init create 0 0 vir05_1c_8g 100").output().unwrap().status;
-    assert_eq!((status.signal(), node.world.vnpus().unwrap().len()), (Some(SIGKILL), 0));
+    let status = finish(&mut node.command(&dcmi::library_path(), "init create 0 0 vir05_1c_8g 100")).status;
+    assert_eq!((status.signal(), node.world.vnpus().unwrap().len()), (Some(Signal::SIGKILL as i32), 0));
 
     plant(Fault::new("dcmi_create_vdevice", Action::KillSelf).after());
-    let status = node.command(&dcmi::library_path(), "init create 0 0 vir05_1c_8g 100").output().unwrap().status;
-    assert_eq!((status.signal(), node.world.vnpus().unwrap()[0].id), (Some(SIGKILL), 100));
+    let status = finish(&mut node.command(&dcmi::library_path(), "init create 0 0 vir05_1c_8g 100")).status;
+    assert_eq!((status.signal(), node.world.vnpus().unwrap()[0].id), (Some(Signal::SIGKILL as i32), 100));
 
     plant(Fault::init_hangs());
     let child = node.start("init");
@@ -178,11 +194,10 @@ fn a_call_can_kill_the_process_that_started_its_own() {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(script).arg(caller()).arg(dcmi::library_path());
     let mut child = shell.env(dcmi::world::VARIABLE, node.world.dir()).stdout(Stdio::null()).spawn().unwrap();
-    assert_eq!(child.wait().unwrap().signal(), Some(SIGKILL));
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
     assert!(node.world.vnpus().unwrap().is_empty(), "the effect came first");
     let pid = node.world.calls().unwrap().unfinished().next().unwrap().pid;
-    let killed = Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap();
-    assert!(killed.success());
+    signal::kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
 }
 
 #[test]
@@ -205,7 +220,7 @@ fn an_old_driver_lacks_the_newer_symbols_and_nothing_else() {
     dcmi::testing::strip_symbols(&dcmi::library_path(), &old, Profile::Old.missing_symbols()).unwrap();
     let commands = "has dcmi_get_device_chip_info_v2 has dcmi_get_device_chip_info init health 0 0 \
                     has dcmi_get_multi_die_policy";
-    let output = node.command(&old, commands).output().unwrap();
+    let output = finish(&mut node.command(&old, commands));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "has no\nhas yes\ninit 0\nhealth 0 0\nhas no\n");
     let error = dcmi::testing::strip_symbols(&dcmi::library_path(), &old, &["dcmi_no_such"]).unwrap_err();
@@ -236,12 +251,8 @@ fn the_library_exports_every_function_of_the_header() {
 
 #[test]
 fn a_world_that_is_not_there_is_said_on_standard_error() {
-    let output = Command::new(caller())
-        .arg(dcmi::library_path())
-        .arg("init")
-        .env_remove(dcmi::world::VARIABLE)
-        .output()
-        .unwrap();
+    let mut command = Command::new(caller());
+    let output = finish(command.arg(dcmi::library_path()).arg("init").env_remove(dcmi::world::VARIABLE));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "init -8005\n");
     assert!(String::from_utf8(output.stderr).unwrap().contains("FAKE_DCMI_WORLD"));
 }

@@ -305,21 +305,29 @@ fn calls_are_logged_with_their_arguments_and_codes() {
 fn a_call_that_meets_another_is_found_and_fails() {
     let node = Node::new(Profile::Ascend910B4);
     node.up(|| ());
-    let id = node.world.faults().plant(Fault::new("dcmi_get_device_temperature", Action::DelayMs(300))).unwrap();
     let dir = node.dir.path().to_owned();
-    let slow = std::thread::spawn(move || {
-        dcmi::testing::with_world(&dir, || get::<c_int>(|out| c!(describe::dcmi_get_device_temperature(0, 0, out))))
+    let waiting = std::thread::spawn(move || {
+        let filter = EventFilter::zeroed();
+        let wait = || get::<Event>(|out| c!(fault::dcmi_get_fault_event(-1, -1, -1, filter, out))).0;
+        dcmi::testing::with_world(&dir, wait)
     });
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while node.world.faults().hits(&id) == 0 {
-        assert!(Instant::now() < deadline, "the slow call never began");
-        std::thread::sleep(Duration::from_millis(1)); // waits: until the slow call is in
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while node.world.calls().unwrap().unfinished().count() == 0 {
+        assert!(Instant::now() < deadline, "the waiting call never began");
+        std::thread::sleep(Duration::from_millis(1)); // waits: until the other call is in
     }
     assert_eq!(node.run(|| health(0)).0, code::RESOURCE_OCCUPIED);
-    assert_eq!(slow.join().unwrap().0, code::OK);
+    while !waiting.is_finished() {
+        assert!(Instant::now() < deadline, "the waiting call never ended");
+        node.world.occur(0, 0x8107_8603, 1).unwrap();
+        std::thread::sleep(Duration::from_millis(1)); // waits: until the other call has seen the event
+    }
+    assert_eq!(waiting.join().unwrap(), code::OK);
     let overlaps = node.world.overlaps().unwrap();
     assert!(overlaps.len() == 1 && overlaps[0].contains("dcmi_get_device_health"), "{overlaps:?}");
 }
+
+extern "C" fn ignore(_: *mut Event) {}
 
 #[test]
 fn an_ordinary_container_may_not_slice_and_a_user_may_not_query() {
@@ -327,6 +335,11 @@ fn an_ordinary_container_may_not_slice_and_a_user_may_not_query() {
     node.up(|| {
         node.world.edit(|data| data.environment = Environment::Pod).unwrap();
         assert_eq!(c!(vnpu::dcmi_create_vdevice(0, 0, None, None)), code::OPER_NOT_PERMITTED);
+        node.world.edit(|data| data.environment = Environment::PodUser).unwrap();
+        assert_eq!(
+            c!(fault::dcmi_subscribe_fault_event(-1, -1, EventFilter::zeroed(), Some(ignore))),
+            code::OPER_NOT_PERMITTED
+        );
         node.world.edit(|data| data.environment = Environment::User).unwrap();
         let mut buffer = [0_u64; 45];
         let mut size = 360;

@@ -62,7 +62,7 @@ exports! {
         card_id: c_int, device_id: c_int, filter: EventFilter, handler: Option<Callback>,
     ) about Some((card_id, device_id)) => |call| {
         let handler = handler.ok_or(code::INVALID_PARAMETER)?;
-        if matches!(call.data.environment, Environment::Pod) {
+        if call.data.environment == Environment::PodUser {
             return Err(code::OPER_NOT_PERMITTED);
         }
         if call.family()? == Family::Ascend310P {

@@ -22,7 +22,7 @@ const ALL: u32 = 65_535;
 fn permitted(call: &Call<'_>) -> Answer {
     match call.data.environment {
         Environment::Host | Environment::PrivilegedPod => Ok(()),
-        Environment::Pod | Environment::User => Err(code::OPER_NOT_PERMITTED),
+        Environment::Pod | Environment::PodUser | Environment::User => Err(code::OPER_NOT_PERMITTED),
     }
 }
 
