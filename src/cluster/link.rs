@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -414,12 +415,23 @@ fn client(config: &Config) -> Result<Client, String> {
     tcp.set_keepalive_interval(Some(QUIET));
     tcp.set_keepalive_retries(Some(2));
     tcp.set_tcp_user_timeout(Some(LOST));
-    let tls = config.rustls_https_connector_with_connector(tcp).map_err(|error| chain(&error))?;
+    let tls = config.rustls_client_config().map_err(|error| chain(&error))?;
+    let mut connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name.clone().try_into().map_err(|_| format!("tls-server-name {name:?} is no name of a server"))?;
+        connector = connector.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    // Many claims at once share one connection with the watch; a server that only speaks HTTP/1.1 is served too.
+    let connector = connector.enable_all_versions().wrap_connector(tcp);
     let http = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(LOST)
         .pool_max_idle_per_host(8)
-        .build(tls);
+        .http2_keep_alive_interval(LOST)
+        .http2_keep_alive_timeout(QUIET)
+        .http2_keep_alive_while_idle(true)
+        .build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(|error| chain(&error))?)

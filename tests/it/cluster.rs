@@ -642,6 +642,52 @@ async fn a_node_that_is_not_there_is_waited_for() {
     world.until("published", |s| s.len() == 1).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_http2_is_served_as_well() {
+    let api = ApiServer::start(Release::V1_36).await.unwrap();
+    api.set_http2(false);
+    api.add_node(NODE);
+    let dir = TempDir::new().unwrap();
+    let kubeconfig = api.kubeconfig(dir.path(), &node(), How::Certificate).unwrap();
+    let settings = settings(&kubeconfig.path);
+    let world = World::around(api, dir, kubeconfig, &settings);
+    let claim = world.allocated_claim("c");
+    world.publish(pool(&cards(1))).await;
+    world.cluster.claim(&claim).await.unwrap();
+    world.api.kubelet_wipe(NODE);
+    world.until("back", |s| s.len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_is_given_up_and_found_again() {
+    let world = World::with(Release::V1_36, How::Certificate, |s| {
+        s.timing.request = Duration::from_secs(1);
+    })
+    .await;
+    world.publish(pool(&cards(1))).await;
+    world.api.set_silent(true);
+    world.cluster.publish(pool(&[tainted(0)]));
+    let status = world.status(|s| !s.connected).await;
+    assert!(status.publishing.slices.len() == 1);
+    world.api.set_silent(false);
+    world.until("the taint", |s| s.first().is_some_and(|s| published(&[s])[0][0].1 == 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_claims_are_read_at_once() {
+    let world = World::new(Release::V1_36).await;
+    world.publish(pool(&cards(1))).await;
+    let claims: Vec<_> = (0..64).map(|n| world.allocated_claim(&format!("c{n}"))).collect();
+    world.api.set_latency(Duration::from_millis(100));
+    let begin = Instant::now();
+    let reads = claims.iter().map(|claim| world.cluster.claim(claim));
+    for read in futures::future::join_all(reads).await {
+        read.unwrap();
+    }
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(3), "64 reads of 0.1 s took {took:?} together");
+}
+
 // Gates.
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,6 +85,8 @@ struct Inner {
     bookmark_every: Duration,
     gone_as: GoneAs,
     tls: Arc<rustls::ServerConfig>,
+    /// Offered to new connections.
+    http2: bool,
 }
 
 /// What the server's tasks share.
@@ -210,6 +212,7 @@ impl ApiServer {
             bookmark_every: Duration::from_mins(1),
             gone_as: GoneAs::default(),
             tls,
+            http2: true,
         };
         let shared = Arc::new(Shared {
             inner: Mutex::new(inner),
@@ -339,6 +342,11 @@ impl ApiServer {
         let (done, outcome) = oneshot::channel();
         self.orders.send(make(done)).await.map_err(|_| anyhow::anyhow!("the server has ended"))?;
         Ok(outcome.await.context("the server has ended")??)
+    }
+
+    /// Offers HTTP/2 to new connections, as real servers do, or does not, as some proxies before them.
+    pub fn set_http2(&self, offered: bool) {
+        self.shared.update(|inner| inner.http2 = offered);
     }
 
     /// Shows another certificate to new connections (drop the open ones to be sure).

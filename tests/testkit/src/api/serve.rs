@@ -4,8 +4,11 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderMap, Request, Response, header};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
 use serde_json::Value;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -110,12 +113,22 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
         return;
     }
     let _ = stream.set_nodelay(true);
-    let config = shared.lock().tls.clone();
+    let (config, http2) = {
+        let inner = shared.lock();
+        (inner.tls.clone(), inner.http2)
+    };
+    let config = if http2 {
+        let mut config = (*config).clone();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Arc::new(config)
+    } else {
+        config
+    };
     let Ok(stream) = TlsAcceptor::from(config).accept(stream).await else { return };
     let certificate: Option<Arc<[u8]>> =
         stream.get_ref().1.peer_certificates().and_then(|c| c.first()).map(|c| Arc::from(c.as_ref()));
     let service = service_fn(move |request| answer(request, certificate.clone(), Arc::clone(&shared)));
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// What a request says about itself.
