@@ -5,6 +5,7 @@
 mod abi;
 mod backends;
 mod cluster;
+mod daemon;
 mod http;
 mod kubelet;
 mod layers;

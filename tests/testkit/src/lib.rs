@@ -3,3 +3,4 @@
 pub mod api;
 pub mod faultline;
 pub mod kubelet;
+pub mod node;

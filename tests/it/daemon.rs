@@ -1,0 +1,389 @@
+//! The real daemon on a simulated node: started, asked, killed, stopped, and given bad input.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use dcmi::world::Profile;
+use nix::sys::signal::Signal;
+use testkit::{
+    api::{ApiServer, Fault, How, Release, Who},
+    kubelet::{Kubelet, client::Claim},
+    node::{DRIVER, Daemon, NODE, Node, POOL, SOON, allocated_claim, until},
+};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_npu-dra");
+
+/// A node with API server and kubelet.
+struct Setting {
+    node: Node,
+    api: ApiServer,
+    kubelet: Kubelet,
+}
+
+impl Setting {
+    async fn new() -> Self {
+        let mut node = Node::new(Profile::Ascend910B4).unwrap();
+        let api = node.start_api(Release::V1_34).await.unwrap();
+        let kubelet = node.start_kubelet().unwrap();
+        Self { node, api, kubelet }
+    }
+
+    async fn daemon(&self) -> Daemon {
+        self.daemon_with(&[]).await
+    }
+
+    async fn daemon_with(&self, flags: &[&str]) -> Daemon {
+        self.node.start_registered(self.node.daemon_with(BINARY, flags), &self.kubelet).await.unwrap()
+    }
+
+    async fn prepare(&self, claim: &Claim) -> Result<Vec<String>, String> {
+        let devices = self.kubelet.client(DRIVER).unwrap().prepare_one(claim).await?;
+        Ok(devices.into_iter().flat_map(|device| device.cdi_device_ids).collect())
+    }
+
+    async fn unprepare(&self, claim: &Claim) -> Result<(), String> {
+        self.kubelet.client(DRIVER).unwrap().unprepare_one(claim).await
+    }
+
+    async fn wait_slices(&self, devices: usize) {
+        let count = |state: testkit::api::State<'_>| {
+            let slices = state.slices(DRIVER, NODE);
+            slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len)).sum::<usize>() == devices
+        };
+        self.api.wait_until(count, SOON).await.unwrap();
+    }
+
+    fn kubelet_entries(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for dir in [self.node.registrar(), self.node.plugins().join(DRIVER)] {
+            if let Ok(entries) = fs::read_dir(dir) {
+                found.extend(entries.map(|entry| entry.unwrap().path().display().to_string()));
+            }
+        }
+        found
+    }
+}
+
+fn run(mut command: Command) -> Output {
+    command.output().unwrap()
+}
+
+fn error_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_npu_travels_from_chip_to_container_and_back() {
+    let setting = Setting::new().await;
+    let mut daemon = setting.daemon().await;
+    setting.wait_slices(8).await;
+    let slice = setting.api.slices(DRIVER, NODE).remove(0);
+    assert_eq!(slice["spec"]["pool"]["name"], POOL);
+    let first = &slice["spec"]["devices"][0];
+    assert_eq!(first["name"], "npu-0");
+    assert_eq!(first["attributes"]["chipName"]["string"], "910B4");
+    assert_eq!(first["attributes"]["numaNode"]["int"], 6);
+    assert_eq!(first["attributes"]["topologyGroup"]["string"], "ring-0");
+    assert_eq!(first["capacity"]["memCapacity"]["value"], "32Gi");
+
+    let claim = allocated_claim(&setting.api, "one", &["npu-3"]).unwrap();
+    let ids = setting.prepare(&claim).await.unwrap();
+    assert_eq!(ids.len(), 1);
+    assert!(ids[0].starts_with(&format!("{DRIVER}/npu={}_", claim.uid)), "{ids:?}");
+    let files = setting.node.cdi_files().unwrap();
+    assert_eq!(files.len(), 1);
+    let cdi = fs::read_to_string(setting.node.cdi().join(&files[0])).unwrap();
+    assert!(cdi.contains("\"/dev/davinci3\"") && !cdi.contains("\"/dev/davinci0\""), "{cdi}");
+    assert!(cdi.contains("ASCEND_VISIBLE_DEVICES=void"), "{cdi}");
+
+    // A crash loses nothing: the claim is prepared, its card is its own, and it can be let go of.
+    daemon.kill().unwrap();
+    let daemon = setting.daemon().await;
+    assert_eq!(setting.prepare(&claim).await.unwrap(), ids);
+    let other = allocated_claim(&setting.api, "two", &["npu-3"]).unwrap();
+    let refused = setting.prepare(&other).await.unwrap_err();
+    assert!(refused.contains("default/one"), "{refused}");
+
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    assert_eq!(setting.node.records().unwrap(), [""; 0]);
+    setting.prepare(&other).await.unwrap();
+    setting.unprepare(&other).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    drop(daemon);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_takes_less_than_two_seconds_and_leaves_no_socket() {
+    let setting = Setting::new().await;
+    let mut daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    let worker = worker_of(daemon.pid());
+    assert!(worker.is_some(), "the vendor library runs in a child");
+    let (code, time) = daemon.stop().await.unwrap();
+    assert_eq!(code, 0, "{}", daemon.log());
+    assert!(time < Duration::from_secs(2), "{time:?}\n{}", daemon.log());
+    assert_eq!(setting.kubelet_entries(), [""; 0]);
+    assert!(!setting.node.admin_socket().exists());
+    assert_eq!(setting.node.records().unwrap().len(), 1, "what is prepared stays prepared");
+    let gone = until(SOON, || worker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())).await;
+    assert!(gone, "the worker ends with the daemon");
+}
+
+/// The process of the vendor library.
+fn worker_of(daemon: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).ok()?;
+    let own = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
+    let all: Vec<_> = own
+        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
+        .chain([children])
+        .flat_map(|text| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    all.first()?.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_a_library_that_hangs() {
+    let setting = Setting::new().await;
+    setting.node.world().faults().plant(dcmi::world::Fault::init_hangs()).unwrap();
+    let mut daemon = setting.daemon().await;
+    let (code, time) = daemon.stop().await.unwrap();
+    assert_eq!(code, 0);
+    assert!(time < Duration::from_secs(2), "{time:?}\n{}", daemon.log());
+    assert_eq!(setting.kubelet_entries(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_fails_for_ever_stops_neither_start_nor_prepared_claims_nor_unprepare() {
+    let setting = Setting::new().await;
+    let mut daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-1"]).unwrap();
+    let ids = setting.prepare(&claim).await.unwrap();
+    daemon.kill().unwrap();
+    setting.api.inject(Fault::status(500));
+    let daemon = setting.daemon().await;
+    let file = setting.node.cdi_files().unwrap();
+    assert_eq!(file.len(), 1, "the container can still start: {ids:?}");
+    let refused = setting.prepare(&claim).await.unwrap_err();
+    assert!(refused.contains("500") || refused.contains("API server"), "{refused}");
+    assert_eq!(setting.node.cdi_files().unwrap(), file, "a failed replay takes nothing away");
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    assert_eq!(setting.node.records().unwrap(), [""; 0]);
+    drop(daemon);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_credentials_stop_neither_start_nor_unprepare_and_say_what_is_wrong() {
+    for (how, refusal, logged) in [
+        (None, "no.kubeconfig", "no.kubeconfig cannot be read"),
+        (Some(How::ExpiredCertificate), "not accepted", "ended 2021-01-01T00:00:00Z; it must be renewed"),
+        (Some(How::WrongCa), "certificate", "certificate"),
+        (Some(How::StrangerCertificate), "not accepted", "401"),
+    ] {
+        let mut node = Node::new(Profile::Ascend910B4).unwrap();
+        let api = ApiServer::start(Release::V1_34).await.unwrap();
+        api.add_node(NODE);
+        if let Some(how) = how {
+            let file = api.kubeconfig(&node.dir().join("kubeconfig"), &Who::Node(NODE.to_owned()), how).unwrap();
+            node.use_kubeconfig(file.path);
+        }
+        let kubelet = node.start_kubelet().unwrap();
+        let mut daemon = node.start_registered(node.daemon(BINARY), &kubelet).await.unwrap();
+        let claim = allocated_claim(&api, "one", &["npu-0"]).unwrap();
+        let client = kubelet.client(DRIVER).unwrap();
+        let refused = client.prepare_one(&claim).await.unwrap_err();
+        assert!(refused.to_lowercase().contains(refusal), "{how:?}: {refused}");
+        daemon.wait_log(logged, SOON).await.unwrap();
+        client.unprepare_one(&claim).await.unwrap();
+        assert_eq!(daemon.stop().await.unwrap().0, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_profile_gpu_offers_example_devices_on_the_same_trips() {
+    let setting = Setting::new().await;
+    let flags = ["--device-profile=gpu", "--backend", "--dcmi-library", "--trust-library", "--example-count=3"];
+    let daemon = setting.daemon_with(&flags).await;
+    setting.wait_slices(3).await;
+    let claim = allocated_claim(&setting.api, "one", &["gpu-1"]).unwrap();
+    let ids = setting.prepare(&claim).await.unwrap();
+    assert_eq!(ids.len(), 1);
+    let files = setting.node.cdi_files().unwrap();
+    let cdi = fs::read_to_string(setting.node.cdi().join(&files[0])).unwrap();
+    assert!(!cdi.contains("davinci"), "there is no hardware behind it: {cdi}");
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    drop(daemon);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_instance_is_refused_and_names_the_first() {
+    let setting = Setting::new().await;
+    let daemon = setting.daemon().await;
+    let output = run(setting.node.daemon(BINARY));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(error_of(&output).contains(&format!("process {}", daemon.pid())), "{}", error_of(&output));
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_with_an_id_waits_for_the_old_one_and_registers_only_then() {
+    let setting = Setting::new().await;
+    let mut old = setting.daemon_with(&["--instance-id=old"]).await;
+    let mut new = setting.node.start(setting.node.daemon_with(BINARY, &["--instance-id=new"])).unwrap();
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    assert_eq!(setting.kubelet.instances(DRIVER).len(), 1);
+    assert_eq!(new.exit_status().unwrap(), None, "it waits");
+    assert_eq!(old.stop().await.unwrap().0, 0);
+    let registered = setting.kubelet.wait_registered(DRIVER, SOON).await;
+    assert!(registered.unwrap().socket.ends_with(format!("{DRIVER}-new@reg.sock")), "{}", new.log());
+    assert!(until(SOON, || setting.kubelet.instances(DRIVER).len() == 1).await);
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_a_newer_version_stop_the_start_and_name_their_writer() {
+    let setting = Setting::new().await;
+    let mut daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    daemon.kill().unwrap();
+    let path = setting.node.state().join("claims").join(format!("{}.json", claim.uid));
+    let newer = r#"{"format":99,"writer":"npu-dra 9.1.0","body":{}}"#;
+    fs::write(&path, newer).unwrap();
+    let output = run(setting.node.daemon(BINARY));
+    assert_eq!(output.status.code(), Some(4), "{}", error_of(&output));
+    let error = error_of(&output);
+    assert!(error.contains("9.1.0") && error.contains(&claim.uid), "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), newer, "the record is as it was");
+    assert_eq!(setting.node.cdi_files().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_record_holds_its_claim_until_it_is_rebuilt() {
+    let setting = Setting::new().await;
+    let mut daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    let ids = setting.prepare(&claim).await.unwrap();
+    daemon.kill().unwrap();
+    let path = setting.node.state().join("claims").join(format!("{}.json", claim.uid));
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x01;
+    fs::write(&path, bytes).unwrap();
+    let daemon = setting.daemon().await;
+    assert!(until(SOON, || daemon.log().contains("was rebuilt from its CDI file")).await, "{}", daemon.log());
+    assert_eq!(setting.prepare(&claim).await.unwrap(), ids);
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    assert_eq!(setting.node.records().unwrap(), [""; 0]);
+}
+
+#[test]
+fn bad_settings_are_refused_with_what_is_wrong_and_touch_nothing() {
+    let node = Node::new(Profile::Ascend910B4).unwrap();
+    let config = node.dir().join("bad.toml");
+    fs::write(&config, "node-name = \"a\"\n\ncdi-rot = \"/x\"\n").unwrap();
+    let config = format!("--config={}", config.display());
+    let long = format!("--kubelet-registrar-directory-path=/{}", "k".repeat(100));
+    let long_admin = format!("--admin-socket=/{}", "s".repeat(120));
+    let file = node.dir().join("a-file");
+    fs::write(&file, "").unwrap();
+    let below_file = format!("--state-dir={}/state", file.display());
+    let cases = [
+        (config.as_str(), 2, "bad.toml:3: unknown key \"cdi-rot\""),
+        ("--config=/nonexistent.toml", 2, "/nonexistent.toml: cannot be read: No such file"),
+        ("--node-name=Bad_Node", 2, "flag --node-name: node-name = \"Bad_Node\" is not valid"),
+        ("--driver-name=-x", 2, "driver-name = \"-x\" is not valid"),
+        ("--instance-id=a/b", 2, "instance-id = \"a/b\" is not valid"),
+        ("--device-wait=soon", 2, "flag --device-wait: device.wait = \"soon\" is not valid"),
+        ("--healthcheck-port=0", 2, "healthcheck-port = 0 is not valid"),
+        (long.as_str(), 2, "has 125 bytes and the limit is 107"),
+        (long_admin.as_str(), 2, "has 121 bytes, 107 are allowed"),
+        (below_file.as_str(), 1, "a-file"),
+        ("--host-root=/nonexistent", 1, "boot_id: is --host-root right?"),
+        ("--kubelet-registrar-directory-path=/nonexistent", 1, "start kubelet first"),
+        ("--dcmi-library=/nonexistent/libdcmi.so", 1, "/nonexistent/libdcmi.so"),
+    ];
+    for (flag, code, expected) in cases {
+        let output = run(node.daemon_with(BINARY, &[flag]));
+        let error = error_of(&output);
+        assert_eq!(output.status.code(), Some(code), "{flag}: {error}");
+        assert!(error.contains(expected), "{flag}: {error}");
+    }
+    assert_eq!(node.records().unwrap(), [""; 0]);
+    assert_eq!(node.cdi_files().unwrap(), [""; 0]);
+    assert_eq!(fs::read_dir(node.registrar()).unwrap().count(), 0);
+}
+
+#[test]
+fn unknown_flags_are_refused_and_help_has_every_flag_of_the_requirements() {
+    let output = Command::new(BINARY).arg("--no-such-flag").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let output = Command::new(BINARY).arg("--help").output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    for flag in [
+        "--cdi-root",
+        "--device-profile",
+        "--driver-name",
+        "--kubelet-registrar-directory-path",
+        "--kubelet-plugins-directory-path",
+        "--enable-hard-vnpu",
+        "--node-name",
+        "--healthcheck-port",
+        "--kubeconfig",
+    ] {
+        assert!(help.contains(flag), "{flag}");
+    }
+    for default in ["/etc/cdi", "npu.huawei.com", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins"] {
+        assert!(help.contains(default), "{default}");
+    }
+    let version = Command::new(BINARY).arg("--version").output().unwrap();
+    assert_eq!(String::from_utf8(version.stdout).unwrap(), format!("npu-dra {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn check_config_prints_the_settings_and_where_each_came_from() {
+    let node = Node::new(Profile::Ascend910B4).unwrap();
+    let config = node.dir().join("npu-dra.toml");
+    fs::write(&config, "[device]\nwait = \"10s\"\n").unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["check-config", "--cdi-root=/run/cdi", "--config"]).arg(&config).env("NODE_NAME", "worker-3");
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{}", error_of(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("{key} = "))).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("cdi-root"), "cdi-root = \"/run/cdi\" # flag --cdi-root");
+    assert_eq!(line("node-name"), "node-name = \"worker-3\" # variable NODE_NAME");
+    assert_eq!(line("device.wait"), format!("device.wait = \"10s\" # {}:2", config.display()));
+    assert_eq!(line("driver-name"), "driver-name = \"npu.huawei.com\" # default");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hangup_reads_the_log_level_again_and_ends_nothing() {
+    let setting = Setting::new().await;
+    let config = setting.node.dir().join("npu-dra.toml");
+    fs::write(&config, "log.level = \"info\"\n").unwrap();
+    let mut daemon = setting.daemon_with(&["--log-level"]).await;
+    fs::write(&config, "log.level = \"debug\"\n").unwrap();
+    daemon.signal(Signal::SIGHUP).unwrap();
+    daemon.wait_log("reloaded", SOON).await.unwrap();
+    fs::write(&config, "log.level = 5\n").unwrap();
+    daemon.signal(Signal::SIGHUP).unwrap();
+    daemon.wait_log("npu-dra.toml:1: log.level", SOON).await.unwrap();
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    assert_eq!(daemon.exit_status().unwrap(), None);
+}
