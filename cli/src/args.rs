@@ -13,7 +13,8 @@ pub(crate) const SOCKET: &str = "/run/npu-dra/admin.sock";
 /// Where the daemon keeps its records unless told otherwise.
 pub(crate) const STATE_DIR: &str = "/var/lib/npu-dra";
 
-const EXIT_CODES: &str = "\
+/// What the exit statuses mean, for help and manual.
+pub(crate) const EXIT_CODES: &str = "\
 Exit status:
   0  ok
   1  failed
@@ -25,7 +26,7 @@ Exit status:
 
 /// Shows and controls what npu-dra, the Kubernetes DRA driver for Ascend NPUs, does on this node.
 #[derive(Debug, Parser)]
-#[command(name = "npuctl", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "npuctl", version, after_help = EXIT_CODES, max_term_width = 100, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -65,28 +66,20 @@ pub(crate) struct Global {
 /// Form of the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Form {
-    /// Columns for people
     #[default]
     Table,
-    /// The table with more columns
     Wide,
-    /// Stable, exact, for programs
     Json,
-    /// The same document as YAML
     Yaml,
-    /// Names only, one a line
     Name,
 }
 
 /// When to use colour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
-    /// On a terminal
     #[default]
     Auto,
-    /// Always
     Always,
-    /// Never
     Never,
 }
 
@@ -128,11 +121,13 @@ pub(crate) enum Command {
         name: String,
     },
     /// vNPUs, the parts that NPUs are cut into
+    #[command(arg_required_else_help = true)]
     Vnpu {
         #[command(subcommand)]
         command: Vnpu,
     },
     /// Claims that this node holds
+    #[command(arg_required_else_help = true)]
     Claims {
         #[command(subcommand)]
         command: Claims,
@@ -205,17 +200,11 @@ pub(crate) enum Generate {
 /// State of health, as it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Level {
-    /// No fault
     Ok,
-    /// Not read, or not readable
     Unknown,
-    /// Minor alarm
     Minor,
-    /// Major alarm
     Major,
-    /// Critical alarm
     Critical,
-    /// Not on the bus
     Gone,
 }
 

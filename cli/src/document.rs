@@ -229,10 +229,10 @@ pub(crate) struct Attention {
 
 /// The versions of both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct Versions {
     pub(crate) npuctl: String,
     /// `None` if the daemon is down.
-    #[serde(rename = "npu-dra")]
     pub(crate) npu_dra: Option<String>,
 }
 

@@ -50,9 +50,9 @@ pub(crate) enum Failure {
     /// No such claim.
     #[error("no claim with UID {0} on this node")]
     NoClaim(String),
-    /// Cannot be told while the daemon is down.
-    #[error("{what} cannot be known while npu-dra at {} is down", socket.display())]
-    OfflineOnly { what: &'static str, socket: PathBuf },
+    /// The records on disk do not know it; the daemon, were it there, might.
+    #[error("{what} {name} is not in the records, and npu-dra at {} is down", socket.display())]
+    NotRecorded { what: &'static str, name: String, socket: PathBuf },
     /// The output could not be written.
     #[error("cannot write {what}: {}", io_text(cause))]
     Output { what: String, cause: io::Error },
@@ -68,12 +68,15 @@ impl Failure {
     /// The failure behind a status of the daemon.
     pub(crate) fn of_status(status: &Status, socket: PathBuf, change: bool) -> Self {
         let why = status.message().to_owned();
+        // A status that has a cause was not sent by the daemon: the connection made it.
+        if std::error::Error::source(status).is_some() {
+            return Self::Lost { socket, why };
+        }
         match status.code() {
             Code::PermissionDenied => Self::NotPermitted { socket, why, change },
             Code::FailedPrecondition => Self::Refused(why),
             Code::Unimplemented => Self::TooOld { socket },
             Code::Unavailable | Code::Cancelled => Self::Lost { socket, why },
-            Code::Unknown if why.contains("transport") => Self::Lost { socket, why },
             _ => Self::Failed { socket, why },
         }
     }
@@ -84,7 +87,7 @@ impl Failure {
             Self::Failed { .. } | Self::TooOld { .. } | Self::Output { .. } | Self::Document(..) => 1,
             Self::Usage(..) => 2,
             Self::NoDevice(_) | Self::NoClaim(_) => 3,
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Lost { .. } | Self::OfflineOnly { .. } => 4,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Lost { .. } | Self::NotRecorded { .. } => 4,
             Self::LockedOut { .. } | Self::NotPermitted { .. } => 5,
             Self::Refused(_) => 6,
         }
@@ -96,7 +99,7 @@ impl Failure {
             Self::Unreachable { records: Some(why), .. } => {
                 format!("{START}\n  Its records cannot be read either: {why}")
             }
-            Self::Unreachable { .. } | Self::OfflineOnly { .. } => START.to_owned(),
+            Self::Unreachable { .. } | Self::NotRecorded { .. } => START.to_owned(),
             Self::LockedOut { .. } | Self::NotPermitted { change: false, .. } => format!(
                 "Only root and members of group {GROUP} may. Join it with: usermod -aG {GROUP} USER (then log in again)"
             ),
@@ -141,12 +144,13 @@ mod tests {
             (Code::PermissionDenied, "", 5),
             (Code::FailedPrecondition, "", 6),
             (Code::Unavailable, "", 4),
-            (Code::Unknown, "transport error", 4),
             (Code::Unimplemented, "", 1),
             (Code::Internal, "", 1),
             (Code::Aborted, "", 1),
         ] {
             assert_eq!(code(status, text), expected, "{status:?}");
         }
+        let broken = Status::from_error(Box::new(io::Error::other("reset")));
+        assert_eq!(Failure::of_status(&broken, "/s".into(), false).code(), 4);
     }
 }

@@ -8,6 +8,7 @@ mod client;
 mod document;
 mod failure;
 mod human;
+mod manual;
 mod offline;
 mod output;
 mod table;
@@ -16,7 +17,6 @@ mod watch;
 
 use std::{
     io::{self, Write as _},
-    path::Path,
     process::ExitCode,
     time::Instant,
 };
@@ -61,20 +61,15 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
             clap_complete::generate(*shell, &mut Cli::command(), "npuctl", &mut script);
             output::print(&script).map(|()| 0)
         }
-        Command::Generate { command: Generate::Man { dir } } => manual(dir).map(|()| 0),
+        Command::Generate { command: Generate::Man { dir } } => manual::write_pages(dir)
+            .map(|()| 0)
+            .map_err(|cause| Failure::Output { what: format!("manual pages to {}", dir.display()), cause }),
         _ => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|cause| Failure::Output { what: "to the event queue".to_owned(), cause })?;
             runtime.block_on(ask(cli, &output))
         }
     }
-}
-
-/// Writes the manual pages, one for each command.
-fn manual(dir: &Path) -> Result<(), Failure> {
-    let failed = |cause| Failure::Output { what: format!("manual pages to {}", dir.display()), cause };
-    std::fs::create_dir_all(dir).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), dir).map_err(failed)
 }
 
 /// Where answers come from.
@@ -114,6 +109,16 @@ impl Source {
 
     fn code(&self) -> u8 {
         if self.is_offline() { OFFLINE } else { 0 }
+    }
+
+    fn no_device(&self, global: &Global, name: &str) -> Failure {
+        let (name, socket) = (name.to_owned(), global.socket.clone());
+        if self.is_offline() { Failure::NotRecorded { what: "NPU", name, socket } } else { Failure::NoDevice(name) }
+    }
+
+    fn no_claim(&self, global: &Global, uid: &str) -> Failure {
+        let (name, socket) = (uid.to_owned(), global.socket.clone());
+        if self.is_offline() { Failure::NotRecorded { what: "claim", name, socket } } else { Failure::NoClaim(name) }
     }
 
     async fn devices(&self) -> Result<(Vec<Device>, Timestamp), Failure> {
@@ -178,7 +183,7 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
             let source = Source::open(global, output).await?;
             let (devices, now) = source.devices().await?;
             let device = devices.iter().find(|device| device.name == *name);
-            let device = device.ok_or_else(|| Failure::NoDevice(name.clone()))?;
+            let device = device.ok_or_else(|| source.no_device(global, name))?;
             output.one(Device::KIND, device, source.is_offline(), Some(name), &device.pairs(now))?;
             Ok(source.code())
         }
@@ -214,7 +219,7 @@ async fn devices(
     let shown: Vec<_> = devices.into_iter().filter(wanted).collect();
     output.list(&shown, source.is_offline(), now)?;
     match absent {
-        Some(name) => Err(Failure::NoDevice(name)),
+        Some(name) => Err(source.no_device(global, &name)),
         None => Ok(source.code()),
     }
 }
@@ -224,7 +229,7 @@ async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result
     if let Some(name) = device {
         let (devices, _) = source.devices().await?;
         if !devices.iter().any(|device| device.name == name) {
-            return Err(Failure::NoDevice(name.to_owned()));
+            return Err(source.no_device(global, name));
         }
     }
     let (status, now) = source.status().await?;
@@ -250,7 +255,7 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
             let source = Source::open(global, output).await?;
             let (claims, now) = source.claims().await?;
             let claim = claims.iter().find(|claim| claim.uid == *uid);
-            let claim = claim.ok_or_else(|| Failure::NoClaim(uid.clone()))?;
+            let claim = claim.ok_or_else(|| source.no_claim(global, uid))?;
             output.one(Claim::KIND, claim, source.is_offline(), Some(uid), &claim.pairs(now))?;
             Ok(source.code())
         }
@@ -273,12 +278,8 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
 }
 
 async fn slices(global: &Global, output: &Output) -> Result<u8, Failure> {
-    let client = match Source::open(global, output).await? {
-        Source::Daemon(client) => client,
-        Source::Records(_) => {
-            return Err(Failure::OfflineOnly { what: "what is published", socket: global.socket.clone() });
-        }
-    };
+    // What is published is not in the records, so there is nothing to show while the daemon is down.
+    let client = Client::connect(&global.socket, global.timeout.0).await?;
     let answer = client.slices().await?;
     let slices: Vec<_> = answer.slices.into_iter().map(|slice| Slice::new(&answer.pool, slice)).collect();
     output.list(&slices, false, at(answer.taken_at_ms))?;

@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::unistd::{Gid, Group};
+use nix::{
+    errno::Errno,
+    unistd::{Gid, Group},
+};
 use tokio::net::UnixListener;
 
 use super::peer::Readers;
@@ -102,8 +105,14 @@ impl Socket {
         let own = Own { path: path.to_owned(), device: file.dev(), inode: file.ino() };
         // Whoever connects before the next two lines is judged by credentials like everybody else.
         if let Some(readers) = readers {
-            nix::unistd::chown(path, None, Some(Gid::from_raw(readers.gid)))
-                .map_err(|errno| failed("give the group to")(errno.into()))?;
+            match nix::unistd::chown(path, None, Some(Gid::from_raw(readers.gid))) {
+                Ok(()) => {}
+                // Run by hand by somebody who is neither root nor a member: then the socket is for that user alone.
+                Err(Errno::EPERM) => {
+                    tracing::warn!(group = readers.name, "the admin socket cannot be given to the group");
+                }
+                Err(errno) => return Err(failed("give the group to")(errno.into())),
+            }
         }
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed("set the mode of"))?;
         Ok(Self { listener: listen(listener).map_err(failed("listen on"))?, own: Some(own) })

@@ -1,0 +1,94 @@
+//! Who is not permitted what, seen from `npuctl`. As root, npuctl is run as another user; as a normal user, the
+//! service is told that somebody else owns it.
+
+use std::{os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+
+use npu_dra::admin::{Permissions, Readers};
+
+use crate::fixture::{self, Daemon, is_root};
+
+/// A user and a group without any right.
+const NOBODY: u32 = 65534;
+/// The number of a group that some tests make the readers.
+const READERS: u32 = 54321;
+
+/// `npuctl` as a user without rights, with its supplementary group; the user of the test if that cannot be.
+struct Stranger {
+    _dir: Option<tempfile::TempDir>,
+    program: PathBuf,
+}
+
+impl Stranger {
+    fn new() -> Self {
+        if !is_root() {
+            return Self { _dir: None, program: env!("CARGO_BIN_EXE_npuctl").into() };
+        }
+        // The build directory may be closed to others.
+        let dir = fixture::open_dir();
+        let program = dir.path().join("npuctl");
+        std::fs::copy(env!("CARGO_BIN_EXE_npuctl"), &program).unwrap();
+        Self { _dir: Some(dir), program }
+    }
+
+    fn npuctl(&self, daemon: &Daemon, gid: u32, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).env_clear().env("NPUCTL_SOCKET", daemon.socket());
+        if is_root() {
+            command.uid(NOBODY).gid(gid);
+        }
+        command
+    }
+}
+
+fn uid() -> u32 {
+    if is_root() { NOBODY } else { nix::unistd::geteuid().as_raw() }
+}
+
+fn with_readers(gid: u32) -> Daemon {
+    let readers = Some(Readers { name: "npu-dra".to_owned(), gid });
+    Daemon::start_with(Permissions { owner: 0, readers }, 0o666)
+}
+
+#[test]
+fn a_socket_that_keeps_us_out_is_exit_5_and_names_the_group() {
+    let daemon = Daemon::start_with(Permissions { owner: 0, readers: None }, 0);
+    for args in [&["devices"][..], &["claims", "list", "--watch"], &["version", "-o", "json"]] {
+        let (code, _, words) = fixture::run(&mut Stranger::new().npuctl(&daemon, NOBODY, args));
+        let expected = format!(
+            "npuctl: not permitted to reach npu-dra at {}: permission denied\n  \
+             Only root and members of group npu-dra may. Join it with: usermod -aG npu-dra USER (then log in again)\n",
+            daemon.socket().display()
+        );
+        assert_eq!((code, words), (5, expected), "{args:?}");
+    }
+}
+
+#[test]
+fn somebody_who_connects_and_is_no_member_is_exit_5() {
+    let daemon = with_readers(READERS);
+    for args in
+        [&["devices"][..], &["device", "npu-0"], &["status"], &["slices"], &["vnpu", "list"], &["devices", "-w"]]
+    {
+        let (code, data, words) = fixture::run(&mut Stranger::new().npuctl(&daemon, NOBODY, args));
+        assert_eq!((code, data.as_str()), (5, ""), "{args:?}");
+        let why = format!("user {} is neither root nor a member of group npu-dra\n", uid());
+        assert!(words.contains(&why), "{words}");
+        assert!(words.contains("\n  Only root and members of group npu-dra may."), "{words}");
+    }
+}
+
+#[test]
+fn a_member_may_look_and_not_release() {
+    let gid = if is_root() { READERS } else { nix::unistd::getegid().as_raw() };
+    let daemon = with_readers(gid);
+    let stranger = Stranger::new();
+    let (code, data, words) = fixture::run(&mut stranger.npuctl(&daemon, gid, &["devices", "-o", "name"]));
+    assert_eq!((code, words.as_str()), (0, ""));
+    assert_eq!(data, "npu-0\nnpu-1\nnpu-2\nnpu-3\nnpu-7\n");
+    let release = ["claims", "release", fixture::TRAIN, "--force"];
+    let (code, _, words) = fixture::run(&mut stranger.npuctl(&daemon, gid, &release));
+    let why =
+        format!("user {} is not root, and only root may change anything\n  Run the same command as root\n", uid());
+    assert_eq!(code, 5);
+    assert!(words.ends_with(&why), "{words}");
+}
