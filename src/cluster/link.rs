@@ -30,7 +30,7 @@ use tower::ServiceBuilder;
 
 use super::{
     Settings, Timing,
-    credentials::{Attempt, Fingerprint, Source},
+    credentials::{Attempt, CredentialsError, Fingerprint, Source},
     error::{ApiError, chain},
     metrics::{Metrics, Request as Label},
     status::{Credentials, Status, StatusCell},
@@ -142,21 +142,18 @@ impl Link {
                 fingerprint = read;
                 attempt = source.load();
             }
-            Some((attempt, fingerprint))
+            let built = build(&source, &attempt.config);
+            Some((attempt, fingerprint, built))
         })
         .await;
         match loaded {
             Ok(None) => {}
-            Ok(Some((attempt, fingerprint))) => self.take(attempt, fingerprint),
+            Ok(Some((attempt, fingerprint, built))) => self.take(attempt, fingerprint, built),
             Err(error) => tracing::error!(%error, "loading the credentials ended abnormally"),
         }
     }
 
-    fn take(&self, attempt: Attempt, fingerprint: Fingerprint) {
-        let built = attempt.config.map_err(|error| chain(&error)).and_then(|config| {
-            let url = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-            client(&config).map(|client| (client, url)).map_err(|why| format!("{}: {why}", self.source))
-        });
+    fn take(&self, attempt: Attempt, fingerprint: Fingerprint, built: Result<(Client, String), String>) {
         let ends = attempt.certificate.as_ref().map(|(ends, _)| *ends);
         let expired = attempt
             .certificate
@@ -400,6 +397,13 @@ impl Link {
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let text = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
     text.parse().ok().map(Duration::from_secs)
+}
+
+/// The client of a configuration, and its server's address. May run a login program that the kubeconfig names.
+fn build(source: &Source, config: &Result<Config, CredentialsError>) -> Result<(Client, String), String> {
+    let config = config.as_ref().map_err(|error| chain(error))?;
+    let url = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+    client(config).map(|client| (client, url)).map_err(|why| format!("{source}: {why}"))
 }
 
 /// A client without retries and without a time limit of its own. A connection whose other end has vanished is given up

@@ -48,6 +48,8 @@ use super::{
 
 /// How long after its creation a 403 on a slice is normal: the node authorizer has not heard of the slice yet.
 const AUTHORIZER_LAG: Duration = Duration::from_secs(30);
+/// A session that was in step for this long was a good one.
+const CALM: Duration = Duration::from_secs(10);
 /// Longest line of a watch, in bytes.
 const LINE_MAX: usize = 8 << 20;
 
@@ -88,6 +90,8 @@ pub(crate) struct Publisher {
     written: BTreeMap<String, Timestamp>,
     probe_due: bool,
     backoff: Backoff,
+    /// Since when all is as it should be.
+    calm: Option<Instant>,
     relists: u32,
     left_out: BTreeSet<String>,
 }
@@ -118,6 +122,7 @@ impl Publisher {
             written: BTreeMap::new(),
             probe_due: true,
             backoff,
+            calm: None,
             relists: 0,
             left_out: BTreeSet::new(),
         }
@@ -139,7 +144,7 @@ impl Publisher {
                     self.relists += 1;
                     // One more look is what a conflict asks for; a row of them is a quarrel.
                     if self.relists > 2 {
-                        let pause = self.backoff.pause(None);
+                        let pause = self.pause(None);
                         tokio::time::sleep(pause).await;
                     }
                     continue;
@@ -148,8 +153,8 @@ impl Publisher {
             };
             self.failed(&error);
             let pause = match error.code() {
-                Some(403 | 404) => jitter(self.link.timing.forbidden),
-                _ => self.backoff.pause(error.retry_after()),
+                Some(403) => jitter(self.link.timing.forbidden),
+                _ => self.pause(error.retry_after()),
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -157,6 +162,15 @@ impl Publisher {
                 () = self.verify.notified() => {}
             }
         }
+    }
+
+    /// The pause before the next session. A session that held for a while begins the row anew; one that was cut off at
+    /// once does not, however well it began.
+    fn pause(&mut self, asked: Option<Duration>) -> Duration {
+        if self.calm.take().is_some_and(|since| since.elapsed() > CALM) {
+            self.backoff.reset();
+        }
+        self.backoff.pause(asked)
     }
 
     fn failed(&mut self, error: &ApiError) {
@@ -188,7 +202,11 @@ impl Publisher {
             self.probe().await?;
         }
         let mut version = self.list().await?;
-        let mut stream = self.watch(&version).await?;
+        let mut stream = match self.watch(&version).await {
+            Ok(stream) => stream,
+            Err(error) if error.code() == Some(410) => return Ok(End::Relist),
+            Err(error) => return Err(error),
+        };
         let mut due = Some(Instant::now());
         // While changes keep coming the write waits for them, but not longer than this.
         let mut latest = None;
@@ -220,7 +238,8 @@ impl Publisher {
                         // A server that ends a watch before its time is going away: another one may come.
                         if stream.opened.elapsed() + Duration::from_secs(5) < self.link.timing.watch {
                             self.probe_due = true;
-                            tokio::time::sleep(jitter(self.link.timing.debounce)).await;
+                            let pause = self.pause(None);
+                            tokio::time::sleep(pause).await;
                             return Ok(End::Relist);
                         }
                         match self.watch(&version).await {
@@ -429,7 +448,7 @@ impl Publisher {
         }
         self.report(&pool, &layout, left_out, &dropped);
         if self.holds.is_empty() {
-            self.backoff.reset();
+            self.calm.get_or_insert_with(Instant::now);
             self.relists = 0;
         }
         Ok(Reconciled::Done { retry: self.holds.values().map(|hold| hold.until).min() })

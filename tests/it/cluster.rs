@@ -512,6 +512,54 @@ async fn a_missing_right_is_said_once_and_tried_slowly() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_missing_right_is_named_by_verb_and_resource() {
+    for (verb, resource) in [
+        ("get", "version"),
+        ("get", "nodes"),
+        ("list", "resourceslices"),
+        ("watch", "resourceslices"),
+        ("update", "resourceslices"),
+        ("delete", "resourceslices"),
+    ] {
+        let world = World::new(Release::V1_36).await;
+        let fault = if resource == "version" {
+            Fault::status(403).on("get", "").times(1)
+        } else {
+            Fault::status(403).on(verb, resource)
+        };
+        world.api.inject(fault);
+        world.cluster.publish(pool(&cards(65)));
+        if matches!(verb, "update" | "delete") {
+            world.until("first", |s| s.len() == 2).await;
+            world.cluster.publish(pool(&[tainted(0)]));
+        }
+        let right = format!("{verb} {resource}");
+        world.status(|s| s.forbidden.contains_key(&right)).await;
+        if verb == "get" {
+            // Neither is needed to publish.
+            world.until("published all the same", |s| s.len() == 2).await;
+        }
+        world.api.clear_faults();
+        world.status(|s| s.publishing.in_step && (verb == "get" || s.forbidden.is_empty())).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_cut_off_again_and_again_is_opened_with_pauses() {
+    let world = World::new(Release::V1_36).await;
+    world.publish(pool(&cards(1))).await;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        world.api.cut_watches();
+        quiet(Duration::from_millis(20)).await;
+    }
+    let lists = world.count("list", "resourceslices");
+    assert!((3..=20).contains(&lists), "{lists} lists in 3 s at a longest pause of 0.4 s");
+    world.api.kubelet_wipe(NODE);
+    world.until("back", |s| s.len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_403_right_after_the_creation_is_normal_for_a_node() {
     let world = World::with(Release::V1_36, How::Certificate, |s| s.timing.forbidden = Duration::from_mins(1)).await;
     world.api.set_graph_lag(Duration::from_millis(800));
