@@ -187,14 +187,16 @@ impl Store {
     }
 
     /// Stores the record of a claim; a damaged record of the same claim is thrown away.
+    ///
+    /// After an error the old record stays, or there is none if there was none; see [`disk::replace`].
     pub fn write(&self, record: &Record) -> Result<(), WriteError> {
         let uid = &record.claim.uid;
         let path = self.paths.record(uid);
         let bytes = renewed(record, &path, RECORD_IDENTITY).map_err(encoding(uid))?;
         disk::replace(&path, &bytes, 0o600)?;
-        let aside = self.paths.quarantined(uid);
-        if remove_any(&aside)? {
-            disk::sync_dir(&self.paths.quarantine())?;
+        // The record is durable and wins over a damaged one, which the next load removes if this cannot.
+        if let Err(error) = remove_any(&self.paths.quarantined(uid)) {
+            tracing::warn!(%error, claim.uid = %uid, "a damaged record was left beside its new one");
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ const CHILD: &str = "NPU_DRA_TEST_STORE_CRASH";
 const CHILD_TEST: &str = "store_crash::a_child_acts_out_a_claims_life_when_it_is_told_to";
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
+const EROFS: i32 = 30;
 
 type Outcome = Result<(), String>;
 
@@ -327,23 +328,23 @@ fn a_kill_at_any_step_leaves_the_old_state_or_the_new() {
     eprintln!("store_crash: {} kills", cases * 2);
 }
 
-/// True for calls whose failure is borne: the process id in the lock, and setting a damaged record aside (it stays
-/// where it is, and held).
-fn is_borne(call: &Call) -> bool {
-    call.path.ends_with("state/lock") && call.name != "open"
-        || call.name == "rename" && call.path.parent().is_some_and(|dir| dir.ends_with("quarantine"))
+/// True for calls whose failure may be borne: the process id in the lock, and moving a damaged record aside or away (it
+/// stays where it is, held, until the next load). What must not be borne shows in the state at the end.
+fn may_be_borne(call: &Call) -> bool {
+    let on_lock = call.path.ends_with("state/lock") && call.name != "open";
+    on_lock || call.path.parent().is_some_and(|dir| dir.ends_with("quarantine"))
 }
 
 #[test]
 fn an_error_at_any_step_is_reported_loses_nothing_and_is_over_when_tried_again() {
     let calls = whole_life();
     let cases = calls.len();
-    for errno in [ENOSPC, EIO] {
+    for errno in [ENOSPC, EIO, EROFS] {
         for_each(cases, |number| {
             let run = run(Some(Cut { when: When::At(number), action: Action::Fail(errno) }), true);
             let call = &run.calls[number - 1];
             assert_eq!(run.done, Some(LIFE.len()), "call {number}, {call:?}: {:?}", run.failures);
-            assert_eq!(run.failures.is_empty(), is_borne(call), "call {number}, {call:?}: {:?}", run.failures);
+            assert!(may_be_borne(call) || !run.failures.is_empty(), "call {number}, {call:?} failed unnoticed");
             for failure in &run.failures {
                 assert!(failure.contains(&format!("(os error {errno})")), "{failure}");
                 assert!(failure.contains(&run.dir.path().display().to_string()), "names a path: {failure}");
@@ -352,7 +353,7 @@ fn an_error_at_any_step_is_reported_loses_nothing_and_is_over_when_tried_again()
             assert_eq!(found(&run), after(LIFE.len()), "call {number}, {call:?}");
         });
     }
-    eprintln!("store_crash: {} single errors", cases * 2);
+    eprintln!("store_crash: {} single errors", cases * 3);
 }
 
 #[test]
