@@ -456,10 +456,7 @@ pub fn checked(path: &Path, trust: bool) -> Result<PathBuf, OpenError> {
             let metadata =
                 fs::symlink_metadata(step).map_err(|error| refused(step, &format!("cannot be read: {error}")))?;
             if let Some(flaw) = flaw(metadata.uid(), metadata.mode(), metadata.is_symlink()) {
-                return Err(refused(
-                    step,
-                    &format!("{flaw}; give it to root alone, or allow it by the setting that trusts the library"),
-                ));
+                return Err(refused(step, &format!("{flaw}; give it to root alone, or set trust-library")));
             }
         }
     }

@@ -94,6 +94,8 @@ pub struct Timing {
     pub back_off_most: Duration,
     /// Pause between starts that only look for a chip that has been missing for longer than it may take to come up.
     pub missing: Duration,
+    /// How long a chip whose calls have twice cost the worker is left out before it is tried again.
+    pub shun: Duration,
 }
 
 impl Default for Timing {
@@ -106,6 +108,7 @@ impl Default for Timing {
             back_off: Duration::from_secs(1),
             back_off_most: Duration::from_secs(10),
             missing: Duration::from_mins(1),
+            shun: Duration::from_mins(5),
         }
     }
 }

@@ -121,8 +121,16 @@ fn read_card(session: &mut Session, card: i32, missing: &mut Vec<MissingChip>) -
     };
     let mut chips = Vec::new();
     for device in 0..count {
-        match read_chip(session, At { card, device }) {
-            Ok(chip) => chips.extend(chip),
+        let at = At { card, device };
+        if let Some(why) = session.shunned(at) {
+            lack(format!("chip {device} of card {card}"), why);
+            continue;
+        }
+        match read_chip(session, at) {
+            Ok(chip) => {
+                session.cleared(at);
+                chips.extend(chip);
+            }
             Err(Lack::Chip(why)) => lack(format!("chip {device} of card {card}"), why),
             Err(Lack::Scan(fault)) => return Err(fault),
         }

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use super::{
     BACKEND, Reply, Settings, Shared, Work,
     reading::{self, Seat},
-    wire::{self, Hello, OpenError, Outcome, Request},
+    wire::{self, At, Hello, OpenError, Outcome, Request},
     worker,
 };
 use crate::{
@@ -37,6 +37,9 @@ use crate::{
         npu::{Link, MissingChip, Scan},
     },
 };
+
+/// Losses of the worker after which a chip is left out.
+const SHUN_AFTER: u32 = 2;
 
 /// A process that was started and must be reaped.
 pub(super) trait Process: Send {
@@ -69,6 +72,16 @@ impl Process for Child {
 struct Worker {
     process: Box<dyn Process>,
     stream: UnixStream,
+    started: Instant,
+}
+
+/// A chip in whose calls the worker was lost.
+struct Suspect {
+    /// How often, since it could last be read.
+    losses: u32,
+    /// When it was the last time.
+    last: Instant,
+    why: String,
 }
 
 /// What the library said at its last start, and whether that still holds.
@@ -77,7 +90,6 @@ struct Snapshot {
     links: Vec<Link>,
     /// The PCI functions of that moment.
     functions: Vec<pci::Function>,
-    at: Instant,
     complete: bool,
     /// A chip has gone since.
     stale: bool,
@@ -103,6 +115,8 @@ pub(super) struct Session {
     trouble: Option<Trouble>,
     /// The last fault codes that could be read, by physical id.
     pub(super) codes: BTreeMap<u32, Vec<u32>>,
+    /// Chips that are left out of scans for a while, so that one does not cost the node all the others.
+    suspects: BTreeMap<At, Suspect>,
     /// What was warned about, so that it is said once.
     warned: HashSet<String>,
 }
@@ -117,6 +131,7 @@ impl Session {
             snapshot: None,
             trouble: None,
             codes: BTreeMap::new(),
+            suspects: BTreeMap::new(),
             warned: HashSet::new(),
         }
     }
@@ -164,7 +179,31 @@ impl Session {
             return Err(Fault::NotReady { backend: BACKEND, why });
         };
         let answer = exchange(&worker.stream, request, deadline);
-        answer.map_err(|error| self.lose(&request.to_string(), &error, deadline))
+        answer.map_err(|error| {
+            let fault = self.lose(&request.to_string(), &error, deadline);
+            if let Some(at) = request.chip() {
+                let suspect = self.suspects.entry(at).or_insert_with(|| Suspect {
+                    losses: 0,
+                    last: Instant::now(),
+                    why: String::new(),
+                });
+                suspect.losses = suspect.losses.saturating_add(1);
+                (suspect.last, suspect.why) = (Instant::now(), fault.to_string());
+            }
+            fault
+        })
+    }
+
+    /// Why a chip is not to be touched now: its calls have cost the worker twice in a row. It is tried again later.
+    pub(super) fn shunned(&self, at: At) -> Option<String> {
+        let suspect = self.suspects.get(&at)?;
+        let shunned = suspect.losses >= SHUN_AFTER && suspect.last.elapsed() < self.settings.timing.shun;
+        shunned.then(|| suspect.why.clone())
+    }
+
+    /// A chip was read as a whole.
+    pub(super) fn cleared(&mut self, at: At) {
+        self.suspects.remove(&at);
     }
 
     /// Ends a worker that did not answer as it should; says why.
@@ -194,7 +233,7 @@ impl Session {
     fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
         self.snapshot = None;
         self.shared.set_link(None);
-        let Some(Worker { mut process, stream }) = self.worker.take() else { return Ok(None) };
+        let Some(Worker { mut process, stream, .. }) = self.worker.take() else { return Ok(None) };
         drop(stream);
         process.kill();
         let end = Instant::now() + self.settings.timing.reap;
@@ -258,18 +297,26 @@ impl Session {
     /// True if a scan needs a new start of the library: what it lists is what it saw at its last one.
     fn outdated(&self, functions: &[pci::Function]) -> bool {
         let Some(snapshot) = &self.snapshot else { return false };
-        let retry = !snapshot.complete && (!self.waited() || snapshot.at.elapsed() >= self.settings.timing.missing);
+        let age = self.worker.as_ref().map_or(Duration::MAX, |worker| worker.started.elapsed());
+        let retry = !snapshot.complete && (!self.waited() || age >= self.settings.timing.missing);
         snapshot.stale || snapshot.functions != functions || retry
     }
 
     fn attempt(&mut self, functions: Vec<pci::Function>) -> Result<Scan, Fault> {
         self.shared.reading();
         let patience = self.patience(&functions);
-        if self.worker.is_none() {
-            self.start(patience).map_err(|fault| name_missing(fault, &functions))?;
-        }
         let links = self.snapshot.take().map(|snapshot| snapshot.links).unwrap_or_default();
-        let reading = reading::read(self, &links)?;
+        let reading = loop {
+            if self.worker.is_none() {
+                self.start(patience).map_err(|fault| name_missing(fault, &functions))?;
+            }
+            let shunned = self.all_shunned();
+            match reading::read(self, &links) {
+                // One more chip is left out now: the others need not wait for the next scan.
+                Err(_) if self.ending.is_none() && self.all_shunned() > shunned => {}
+                reading => break reading?,
+            }
+        };
         let (mut scan, seats) = (reading.scan, reading.seats);
         let expected: usize = functions.iter().map(|function| usize::try_from(function.chips).unwrap_or(1)).sum();
         let found = scan.chips.len();
@@ -278,7 +325,6 @@ impl Session {
             seats,
             links: scan.links.clone(),
             functions,
-            at: Instant::now(),
             complete: scan.missing.is_empty(),
             stale: false,
         });
@@ -290,6 +336,10 @@ impl Session {
             }
         }
         Ok(scan)
+    }
+
+    fn all_shunned(&self) -> usize {
+        self.suspects.keys().filter(|at| self.shunned(**at).is_some()).count()
     }
 
     /// How long chips may take to come up after a boot or reset.
@@ -398,7 +448,7 @@ impl Session {
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
             .spawn()?;
-        Ok(Worker { process: Box::new(child), stream })
+        Ok(Worker { process: Box::new(child), stream, started: Instant::now() })
     }
 
     /// Reads the health of every chip of the last start.
@@ -423,6 +473,9 @@ impl Session {
 
     /// Says something that stays true for long only once.
     pub(super) fn warn_once(&mut self, what: &str) {
+        if self.warned.len() > 1000 {
+            self.warned.clear();
+        }
         if self.warned.insert(what.to_owned()) {
             warn!("{what}");
         }
@@ -507,5 +560,98 @@ impl Read for Until<'_> {
         self.stream.set_read_timeout(Some(left))?;
         let mut stream = self.stream;
         stream.read(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::device::dcmi::Timing;
+
+    /// A process that SIGKILL does not end until the kernel lets it go.
+    struct Stuck(Arc<AtomicBool>);
+
+    impl Process for Stuck {
+        fn id(&self) -> u32 {
+            4711
+        }
+
+        fn kill(&mut self) {}
+
+        fn try_wait(&mut self) -> Option<ExitStatus> {
+            self.0.load(Ordering::Relaxed).then(|| ExitStatus::from_raw(9))
+        }
+    }
+
+    fn session() -> Session {
+        let settings = Settings {
+            host_root: "/nowhere".into(),
+            library: "/nowhere/libdcmi.so".into(),
+            trust_library: true,
+            lock: "/nowhere/lock".into(),
+            worker: "/nowhere/worker".into(),
+            wait: None,
+            environment: Vec::new(),
+            timing: Timing { reap: Duration::from_millis(20), ..Timing::default() },
+        };
+        let shared = Arc::new(Shared::new(String::new()));
+        Session::new(settings, shared)
+    }
+
+    #[test]
+    fn a_worker_that_cannot_be_reaped_stops_all_calls_until_it_is() {
+        let mut session = session();
+        let freed = Arc::new(AtomicBool::new(false));
+        let (stream, _silent) = UnixStream::pair().unwrap();
+        session.worker = Some(Worker { process: Box::new(Stuck(freed.clone())), stream, started: Instant::now() });
+        let deadline = Duration::from_millis(20);
+        let fault = session.ask::<Outcome<String>>(&Request::DriverVersion, deadline).unwrap_err();
+        assert!(matches!(&fault, Fault::Hung { why, .. } if why.contains("4711")), "{fault}");
+        for _ in 0..3 {
+            assert_eq!(session.scan(), Err(fault.clone()), "no second child starts");
+            assert_eq!(session.health(), Err(fault.clone()));
+        }
+        assert_eq!(session.shared.status.lock().unwrap().state, "hung");
+        freed.store(true, Ordering::Relaxed);
+        let fault = session.scan().unwrap_err();
+        assert!(fault.to_string().contains("starting /nowhere/worker"), "another child is wanted: {fault}");
+        assert_eq!(session.shared.status.lock().unwrap().state, "failed");
+    }
+
+    #[test]
+    fn only_what_the_library_reads_is_handed_to_it() {
+        for name in ["LANG", "TZ", "FAKE_DCMI_WORLD", "ASCEND_GLOBAL_LOG_LEVEL"] {
+            assert!(is_for_library(&name.into()), "{name}");
+        }
+        for name in
+            ["ASCEND_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH", "NOTIFY_SOCKET", "KUBECONFIG", "LISTEN_FDS"]
+        {
+            assert!(!is_for_library(&name.into()), "{name}");
+        }
+    }
+
+    #[test]
+    fn missing_chips_go_by_their_address_where_the_bus_knows_it() {
+        let function = |bus| pci::Function {
+            address: format!("0000:{bus}:00.0").parse().unwrap(),
+            device_id: 0xd802,
+            chips: 1,
+            dev_id: None,
+            rows: Vec::new(),
+        };
+        let minus_one = MissingChip { what: "card 5 of the library's list".to_owned(), why: "it is down".to_owned() };
+        let mut scan = Scan { missing: vec![minus_one.clone()], ..Scan::default() };
+        join_missing(&mut scan, &[function("c1")]);
+        assert_eq!(scan.missing.len(), 1);
+        assert_eq!(scan.missing[0].what, "0000:c1:00.0");
+        assert!(scan.missing[0].why.contains("card 5"), "{:?}", scan.missing);
+        let mut scan = Scan { missing: vec![minus_one.clone()], ..Scan::default() };
+        join_missing(&mut scan, &[]);
+        assert_eq!(scan.missing, [minus_one]);
+        let mut scan = Scan::default();
+        join_missing(&mut scan, &[function("c1"), function("c2")]);
+        assert_eq!(listed(&scan.missing), "0000:c1:00.0, 0000:c2:00.0 (the vendor library does not list it)");
     }
 }

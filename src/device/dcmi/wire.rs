@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const MAX_MESSAGE: usize = 64 * 1024;
 
 /// One chip by the library's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct At {
     /// Card number.
     pub card: i32,
@@ -49,6 +49,38 @@ pub enum Request {
     CardPower(i32),
     Topology(At, At),
     DiePolicy,
+}
+
+impl Request {
+    /// The chip that the call is about; `None` for calls about cards, pairs or the node.
+    #[must_use]
+    pub fn chip(&self) -> Option<At> {
+        match *self {
+            Self::Unit(at)
+            | Self::LogicId(at)
+            | Self::ChipInfo(at)
+            | Self::Board(at)
+            | Self::Die(at)
+            | Self::Pcie(at)
+            | Self::Hbm(at)
+            | Self::Memory(at)
+            | Self::BootStatus(at)
+            | Self::Product(at)
+            | Self::Health(at)
+            | Self::ErrorCodes(at)
+            | Self::Temperature(at)
+            | Self::Power(at) => Some(at),
+            Self::Init
+            | Self::DriverVersion
+            | Self::Cards
+            | Self::Chips(_)
+            | Self::FailedChips(_)
+            | Self::PhysicalId(_)
+            | Self::CardPower(_)
+            | Self::Topology(..)
+            | Self::DiePolicy => None,
+        }
+    }
 }
 
 impl fmt::Display for Request {

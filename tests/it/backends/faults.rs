@@ -14,9 +14,9 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use npu_dra::device::Fault;
+use npu_dra::{device::Fault, domain::health::Level};
 
-use super::{fixture::Dcmi, scanned};
+use super::{fixture::Dcmi, scanned, scanned_until};
 
 /// The calls of one scan of a node, by index.
 async fn calls_of_a_scan(profile: Profile) -> Vec<String> {
@@ -102,6 +102,37 @@ async fn a_crash_in_a_health_poll_costs_one_poll() {
 }
 
 #[tokio::test]
+async fn a_chip_whose_calls_always_hang_or_crash_does_not_cost_the_node_the_others() {
+    for action in [Action::Hang, Action::Crash] {
+        let node = Dcmi::with(Profile::Ascend910B4, |settings| {
+            settings.timing.read = Duration::from_secs(1);
+            settings.timing.shun = Duration::from_mins(5);
+            settings.wait = Some(Duration::ZERO);
+        });
+        scanned(node.backend()).await;
+        node.world.faults().set([Planted::new("dcmi_get_device_health", action).card(3)]).unwrap();
+        let fault = node.backend().health().await.unwrap_err();
+        assert!(fault.to_string().contains("(3, 0)"), "{fault}");
+        let scan = scanned(node.backend()).await;
+        assert_eq!(scan.chips.len(), 7);
+        assert_eq!(scan.missing[0].what, node.bus(3));
+        assert!(scan.missing[0].why.contains("dcmi_get_device_health(3, 0)"), "{:?}", scan.missing);
+        let health = node.backend().health().await.unwrap();
+        assert!(health.len() == 7 && health.values().all(|reading| reading.level == Level::Ok), "{health:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_chip_that_was_left_out_is_tried_again_and_costs_the_others_nothing() {
+    let node = Dcmi::with(Profile::Ascend910B4, |settings| {
+        settings.timing.shun = Duration::from_millis(1);
+        settings.wait = Some(Duration::ZERO);
+    });
+    node.world.faults().set([Planted::new("dcmi_get_device_temperature", Action::Crash).card(3).times(4)]).unwrap();
+    assert_eq!(scanned_until(node.backend(), |scan| scan.chips.len() == 8).await.chips.len(), 8);
+}
+
+#[tokio::test]
 async fn an_init_that_fails_five_times_works_at_the_sixth_and_says_what_is_missing_until_then() {
     let node = Dcmi::of(Profile::Ascend910B4);
     node.world.faults().set([Planted::init_fails(5)]).unwrap();
@@ -174,9 +205,11 @@ async fn signals_that_stop_the_daemon_do_not_end_a_call() {
 async fn a_dropped_backend_leaves_no_worker_even_in_a_call_that_hangs() {
     let node = Dcmi::of(Profile::Ascend910B4);
     node.world.faults().set([Planted::new("dcmi_get_device_board_info", Action::Hang)]).unwrap();
-    let impatient = tokio::time::timeout(Duration::from_millis(1), node.backend().scan()).await;
-    assert!(impatient.is_err());
-    until("the call has begun", || node.world.calls().unwrap().count("dcmi_get_device_board_info") == 1).await;
+    let begun = || node.world.calls().unwrap().count("dcmi_get_device_board_info") == 1;
+    tokio::select! {
+        scan = node.backend().scan() => panic!("{scan:?}"),
+        () = until("the call has begun", begun) => {}
+    }
     let worker = node.worker();
     assert!(lives(worker));
     drop(node);

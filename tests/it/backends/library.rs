@@ -173,7 +173,7 @@ async fn a_library_that_others_can_write_is_not_loaded() {
     let node = node.behind(settings);
     match node.backend().scan().await {
         Err(Fault::Refused { why, .. }) => {
-            assert!(why.contains(library.to_str().unwrap()) && why.contains("trusts"), "{why}");
+            assert!(why.contains(library.to_str().unwrap()) && why.contains("trust-library"), "{why}");
         }
         other => panic!("{other:?}"),
     }

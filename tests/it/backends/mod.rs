@@ -3,6 +3,7 @@
 mod faults;
 mod fixture;
 mod library;
+mod tree;
 
 use std::time::{Duration, Instant};
 
