@@ -152,8 +152,13 @@ async fn a_stop_does_not_wait_for_a_library_that_hangs() {
     let setting = Setting::new().await;
     setting.node.world().faults().plant(dcmi::world::Fault::init_hangs()).unwrap();
     let mut daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    let client = setting.kubelet.client(DRIVER).unwrap();
+    let waiting = tokio::spawn(async move { client.prepare_one(&claim).await });
     let (code, time) = daemon.stop().await.unwrap();
     assert_eq!(code, 0);
+    assert!(waiting.await.unwrap().is_err(), "kubelet tries again");
+    assert_eq!(setting.node.records().unwrap(), [""; 0]);
     assert!(time < Duration::from_secs(2), "{time:?}\n{}", daemon.log());
     assert_eq!(setting.kubelet_entries(), [""; 0]);
 }
@@ -231,6 +236,20 @@ async fn a_second_instance_is_refused_and_names_the_first() {
     assert!(error_of(&output).contains(&format!("process {}", daemon.pid())), "{}", error_of(&output));
     let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
     setting.prepare(&claim).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_drivers_with_one_name_are_one_too_many_and_the_first_goes_on() {
+    let setting = Setting::new().await;
+    let daemon = setting.daemon().await;
+    let dir = setting.node.dir().join("second");
+    let flags = ["state-dir", "cdi-root", "runtime-dir"].map(|flag| format!("--{flag}={}", dir.join(flag).display()));
+    let output = run(setting.node.daemon_with(BINARY, &flags.each_ref().map(String::as_str)));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error_of(&output).contains("another process serves"), "{}", error_of(&output));
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    drop(daemon);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -386,4 +405,101 @@ async fn a_hangup_reads_the_log_level_again_and_ends_nothing() {
     let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
     setting.prepare(&claim).await.unwrap();
     assert_eq!(daemon.exit_status().unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn systemd_hears_ready_signs_of_life_and_stopping_even_while_the_library_hangs() {
+    let setting = Setting::new().await;
+    setting.node.world().faults().plant(dcmi::world::Fault::init_hangs()).unwrap();
+    let path = setting.node.dir().join("notify");
+    let systemd = tokio::net::UnixDatagram::bind(&path).unwrap();
+    let mut command = setting.node.daemon(BINARY);
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "100000");
+    let mut daemon = setting.node.start_registered(command, &setting.kubelet).await.unwrap();
+    hear(&systemd, "READY=1").await;
+    for _ in 0..3 {
+        hear(&systemd, "WATCHDOG=1").await;
+    }
+    assert_eq!(daemon.stop().await.unwrap().0, 0);
+    hear(&systemd, "STOPPING=1").await;
+}
+
+/// Waits until the service manager is told this; what else comes is let pass.
+async fn hear(systemd: &tokio::net::UnixDatagram, wanted: &str) {
+    let mut buffer = [0; 4096];
+    let heard = async {
+        loop {
+            let length = systemd.recv(&mut buffer).await.unwrap();
+            if std::str::from_utf8(&buffer[..length]).unwrap().lines().any(|line| line == wanted) {
+                return;
+            }
+        }
+    };
+    assert!(tokio::time::timeout(SOON, heard).await.is_ok(), "{wanted} was not heard");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_admin_socket_of_systemd_is_adopted_and_left_in_its_place() {
+    let setting = Setting::new().await;
+    let path = setting.node.dir().join("systemd.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let plain = setting.node.daemon(BINARY);
+    let mut command = Command::new("/bin/sh");
+    // The descriptor is 3, and the process is the one that is named.
+    let script = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=admin; exec \"$0\" \"$@\"";
+    command.args(["-c", script, BINARY]).args(plain.get_args()).env_clear();
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stdin(std::os::fd::OwnedFd::from(listener));
+    let mut daemon = setting.node.start_registered(command, &setting.kubelet).await.unwrap();
+    let channel = testkit::kubelet::client::channel(&path, SOON).await.unwrap();
+    let mut client = npu_proto::admin::admin_client::AdminClient::new(channel);
+    let status = client.version(npu_proto::admin::VersionRequest {}).await;
+    assert!(status.is_ok(), "{status:?}\n{}", daemon.log());
+    assert!(!setting.node.admin_socket().exists(), "there is one admin socket");
+    assert_eq!(daemon.stop().await.unwrap().0, 0);
+    assert!(path.exists(), "systemd removes it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_health_port_tells_readiness_and_metrics() {
+    let setting = Setting::new().await;
+    let port = free_port();
+    let flag = format!("--healthcheck-port={port}");
+    let mut daemon = setting.daemon_with(&[&flag, "--healthcheck-address=127.0.0.1"]).await;
+    assert!(until(SOON, || get(port, "/readyz").starts_with("HTTP/1.1 200")).await, "{}", daemon.log());
+    let metrics = get(port, "/metrics");
+    for name in ["npu_dra_kubelet_", "npu_dra_cluster_requests"] {
+        assert!(metrics.contains(name), "{name}: {metrics}");
+    }
+    assert_eq!(daemon.stop().await.unwrap().0, 0);
+    assert_eq!(get(port, "/healthz"), "");
+}
+
+/// A port that nobody had a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The whole answer, empty if there is none.
+fn get(port: u16, path: &str) -> String {
+    use std::io::{Read as _, Write as _};
+    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
+    let mut text = String::new();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut text).map(drop));
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hard_vnpu_is_accepted_and_its_absence_is_told() {
+    let setting = Setting::new().await;
+    let daemon = setting.daemon_with(&["--enable-hard-vnpu=true"]).await;
+    daemon.wait_log("slicing is not in this build", SOON).await.unwrap();
+    let output = run({
+        let mut command = setting.node.daemon_with(BINARY, &["--enable-hard-vnpu=true"]);
+        command.env("KUBERNETES_SERVICE_HOST", "10.96.0.1");
+        command
+    });
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error_of(&output).contains("slicing needs a host process"), "{}", error_of(&output));
 }

@@ -136,7 +136,7 @@ fn drop_ins_are_read_in_the_order_of_their_names_and_others_are_left_alone() {
 fn dots_tables_and_dashes_are_one_name() {
     for text in ["device.wait = \"2m\"", "[device]\nwait = \"120s\"", "device-wait = \"2m 0s\""] {
         let (_, settings) = Case::new().file("npu-dra.toml", text).read().unwrap();
-        assert_eq!(settings.device_wait, Some(Duration::from_secs(120)), "{text}");
+        assert_eq!(settings.device_wait, Some(Duration::from_mins(2)), "{text}");
     }
     let twice = Case::new().file("npu-dra.toml", "device-wait = \"2m\"\n\n[device]\nwait = \"120s\"\n").error();
     assert!(twice.contains("\"device.wait\" is set twice"), "{twice}");

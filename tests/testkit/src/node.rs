@@ -301,7 +301,7 @@ impl Node {
         ];
         let replaced: Vec<_> = changes.iter().map(|change| change.split('=').next().unwrap_or(change)).collect();
         let mut command = Command::new(binary.as_ref());
-        command.env_clear();
+        command.env_clear().stdin(Stdio::null());
         for variable in ["PATH", "TMPDIR", "LD_LIBRARY_PATH"] {
             if let Some(value) = std::env::var_os(variable) {
                 command.env(variable, value);
@@ -322,7 +322,6 @@ impl Node {
         let log = self.dir.join(format!("logs/daemon-{number}.log"));
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = command
-            .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
             .spawn()
