@@ -26,7 +26,10 @@ impl Stranger {
         // The build directory may be closed to others.
         let dir = fixture::open_dir();
         let program = dir.path().join("npuctl");
-        std::fs::copy(env!("CARGO_BIN_EXE_npuctl"), &program).unwrap();
+        // Copied by a process of its own: were the copy open for writing in this one, a child that another test starts
+        // at that moment would hold it open, and it could not be run.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_npuctl")).arg(&program).status().unwrap();
+        assert!(copied.success());
         Self { _dir: Some(dir), program }
     }
 
