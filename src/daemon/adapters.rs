@@ -30,6 +30,10 @@ impl Api for Cluster {
         Self::publish(self, pool);
     }
 
+    fn keeps_taints(&self) -> bool {
+        self.gates().borrow().taints != cluster::Gate::Off
+    }
+
     fn event(&self, notice: &Notice) {
         Self::event(self, notice);
     }

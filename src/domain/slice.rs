@@ -101,6 +101,16 @@ pub fn wanted(driver: &DriverName, pool: &PoolName, inventory: &Inventory, healt
     Pool { driver: driver.clone(), name: pool.clone(), slices }
 }
 
+/// The pool for an API server that drops taints: a tainted device would be offered like a sound one, so it is withdrawn
+/// while no claim holds it.
+#[must_use]
+pub fn without_idle_tainted(mut pool: Pool, held: impl Fn(&str) -> bool) -> Pool {
+    for slice in &mut pool.slices {
+        slice.devices.retain(|device| device.taints.is_empty() || held(&device.name));
+    }
+    pool
+}
+
 /// The taints that a health level stands for.
 #[must_use]
 pub fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
@@ -213,6 +223,17 @@ mod tests {
         };
         assert_eq!(pool.slices[0].devices[0].taints, [taint]);
         assert!(pool.slices[0].devices[1].taints.is_empty());
+    }
+
+    #[test]
+    fn without_taints_an_idle_sick_card_is_withdrawn_and_a_held_one_stays() {
+        let inventory = inventory_of(3);
+        let sick = Health { reading: HealthReading::of(Level::Critical), since: jiff::Timestamp::UNIX_EPOCH };
+        let health = inventory.npus().iter().take(2).map(|npu| (npu.stable_id.clone(), sick.clone())).collect();
+        let pool = pool(&inventory, &health);
+        let names = |pool: &Pool| pool.slices[0].devices.iter().map(|d| d.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&pool), ["npu-0", "npu-1", "npu-2"]);
+        assert_eq!(names(&without_idle_tainted(pool, |name| name == "npu-1")), ["npu-1", "npu-2"]);
     }
 
     #[test]

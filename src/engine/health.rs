@@ -102,7 +102,7 @@ impl Turn {
     }
 
     fn publish(&mut self, core: &Arc<Core>) {
-        if let Some(pool) = core.state.pool()
+        if let Some(pool) = core.state.pool(core.api.keeps_taints())
             && self.published.as_ref() != Some(&pool)
         {
             core.api.publish(pool.clone());

@@ -48,6 +48,10 @@ pub trait Api: Send + Sync + 'static {
     fn claim(&self, claim: ClaimRef) -> BoxFuture<'static, Result<AllocatedClaim, Refusal>>;
     /// Sets the pool that should be published.
     fn publish(&self, pool: Pool);
+    /// False if the API server is known to drop the taints of devices.
+    fn keeps_taints(&self) -> bool {
+        true
+    }
     /// Tells the cluster of a notice; never blocks.
     fn event(&self, notice: &Notice);
 }

@@ -205,10 +205,14 @@ impl State {
     }
 
     /// The pool that should be published; `None` while nothing is known: then nothing is rewritten.
-    pub(super) fn pool(&self) -> Option<Pool> {
+    pub(super) fn pool(&self, taints_kept: bool) -> Option<Pool> {
         let known = self.known();
         let inventory = known.inventory.as_ref()?;
-        Some(slice::wanted(&self.node.driver, &self.node.pool, inventory, &known.health))
+        let pool = slice::wanted(&self.node.driver, &self.node.pool, inventory, &known.health);
+        let held = |name: &str| {
+            inventory.by_name(name).is_some_and(|npu| known.ledger.owners(&npu.stable_id).next().is_some())
+        };
+        Some(if taints_kept { pool } else { slice::without_idle_tainted(pool, held) })
     }
 
     /// Plans a prepare and, if it can be, reserves its devices. Gives also the record that was there before.

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -110,12 +110,19 @@ struct Server {
     asked: Notify,
     published: Mutex<Vec<Pool>>,
     events: Mutex<Vec<String>>,
+    drops_taints: AtomicBool,
 }
 
 impl Server {
     fn closed() -> Arc<Self> {
         let (permits, asked) = (Semaphore::new(0), Notify::new());
-        Arc::new(Self { permits, asked, published: Mutex::default(), events: Mutex::default() })
+        Arc::new(Self {
+            permits,
+            asked,
+            published: Mutex::default(),
+            events: Mutex::default(),
+            drops_taints: AtomicBool::default(),
+        })
     }
 
     fn open() -> Arc<Self> {
@@ -149,6 +156,10 @@ impl Api for Handle {
 
     fn publish(&self, pool: Pool) {
         self.0.published.lock().unwrap().push(pool);
+    }
+
+    fn keeps_taints(&self) -> bool {
+        !self.0.drops_taints.load(Ordering::Relaxed)
     }
 
     fn event(&self, notice: &Notice) {
@@ -395,6 +406,25 @@ async fn a_fault_taints_the_card_and_reaches_the_health_stream_of_its_claim() {
     bench.prepare(&claim(2, "npu-2")).await.expect("a claim that has the card keeps it");
     bench.unprepare(&claim(2, "npu-2")).await.unwrap();
     assert!(matches!(bench.prepare(&claim(3, "npu-2")).await, Err(Refusal::Unhealthy { .. })));
+}
+
+#[tokio::test]
+async fn where_the_server_drops_taints_a_sick_card_is_withdrawn_once_it_is_idle() {
+    let server = Server::open();
+    server.drops_taints.store(true, Ordering::Relaxed);
+    let bench = bench(server);
+    bench.prepare(&claim(1, "npu-1")).await.unwrap();
+    let offers = |name: &str| {
+        let published = bench.server.published.lock().unwrap();
+        published.last().is_some_and(|pool| pool.slices[0].devices.iter().any(|device| device.name == name))
+    };
+    bench.hardware.health.lock().unwrap().extend([1, 2].map(|card| (card, HealthReading::of(Level::Critical))));
+    eventually(|| !offers("npu-2")).await;
+    assert!(offers("npu-1"), "a claim holds it");
+    bench.unprepare(&claim(1, "npu-1")).await.unwrap();
+    eventually(|| !offers("npu-1")).await;
+    bench.server.drops_taints.store(false, Ordering::Relaxed);
+    eventually(|| offers("npu-1") && offers("npu-2")).await;
 }
 
 #[tokio::test]
