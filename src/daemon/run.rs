@@ -50,6 +50,8 @@ const HANDOVER: Duration = Duration::from_secs(25);
 const GRACE: Duration = Duration::from_secs(1);
 /// How long everything else may take to stop after that.
 const REST: Duration = Duration::from_millis(700);
+/// Shortest time between two scans after one that failed: the backend itself spares a library that does not come up.
+const RESCAN: Duration = Duration::from_secs(2);
 /// Mode of the admin socket: who may do what is decided by the caller's credentials as well.
 const ADMIN_MODE: u32 = 0o660;
 /// The kubeconfig of the node's own kubelet.
@@ -317,7 +319,7 @@ impl Core {
             disk: files.clone(),
             api: Arc::new(cluster.clone()),
             loaded: opened.loaded,
-            timing: Timing { health_interval: settings.health_interval, ..Timing::default() },
+            timing: Timing { health_interval: settings.health_interval, rescan: RESCAN, ..Timing::default() },
         };
         Ok(Self { engine: Engine::new(parts, registry), settings, node, cluster, files })
     }

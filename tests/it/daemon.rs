@@ -468,7 +468,7 @@ async fn the_health_port_tells_readiness_and_metrics() {
     let mut daemon = setting.daemon_with(&[&flag, "--healthcheck-address=127.0.0.1"]).await;
     assert!(until(SOON, || get(port, "/readyz").starts_with("HTTP/1.1 200")).await, "{}", daemon.log());
     let metrics = get(port, "/metrics");
-    for name in ["npu_dra_kubelet_", "npu_dra_cluster_requests"] {
+    for name in ["npu_dra_kubelet_", "npu_dra_cluster_claim_read_seconds"] {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
     assert_eq!(daemon.stop().await.unwrap().0, 0);
@@ -502,4 +502,62 @@ async fn hard_vnpu_is_accepted_and_its_absence_is_told() {
     });
     assert_eq!(output.status.code(), Some(2));
     assert!(error_of(&output).contains("slicing needs a host process"), "{}", error_of(&output));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_library_that_others_could_change_is_not_loaded_and_no_card_is_made_up_for_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let setting = Setting::new().await;
+    let library = setting.node.dir().join("libdcmi.so");
+    fs::copy(dcmi::library_path(), &library).unwrap();
+    fs::set_permissions(&library, fs::Permissions::from_mode(0o777)).unwrap();
+    let flags = [format!("--dcmi-library={}", library.display()), "--trust-library=false".to_owned()];
+    let daemon = setting.daemon_with(&flags.each_ref().map(String::as_str)).await;
+    daemon.wait_log("is refused", SOON).await.unwrap();
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    let client = setting.kubelet.client(DRIVER).unwrap();
+    assert!(client.prepare_within(std::slice::from_ref(&claim), Duration::from_millis(500)).await.is_err());
+    client.unprepare_one(&claim).await.unwrap();
+    assert_eq!(setting.api.slices(DRIVER, NODE).len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_init_that_fails_five_times_and_then_works_is_waited_for() {
+    let setting = Setting::new().await;
+    setting.node.world().faults().plant(dcmi::world::Fault::init_fails(5)).unwrap();
+    let daemon = setting.daemon().await;
+    let claim = allocated_claim(&setting.api, "one", &["npu-7"]).unwrap();
+    setting.prepare(&claim).await.unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
+    setting.wait_slices(8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_with_more_devices_than_the_api_allows_is_refused() {
+    let setting = Setting::new().await;
+    let daemon = setting.daemon().await;
+    let names: Vec<_> = (0..33).map(|number| format!("npu-{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let claim = allocated_claim(&setting.api, "many", &names).unwrap();
+    let refused = setting.prepare(&claim).await.unwrap_err();
+    assert!(refused.contains("33"), "{refused}\n{}", daemon.log());
+    assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+    assert_eq!(setting.node.records().unwrap(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cdi_directory_is_made_if_it_is_missing_and_files_of_others_in_it_are_left_alone() {
+    let setting = Setting::new().await;
+    fs::remove_dir_all(setting.node.cdi()).unwrap();
+    let mut daemon = setting.daemon().await;
+    let foreign = setting.node.cdi().join("other.json");
+    let text = format!(r#"{{"cdiVersion":"0.5.0","kind":"{DRIVER}/npu","devices":[]}}"#);
+    fs::write(&foreign, &text).unwrap();
+    let claim = allocated_claim(&setting.api, "one", &["npu-0"]).unwrap();
+    setting.prepare(&claim).await.unwrap();
+    daemon.kill().unwrap();
+    let daemon = setting.daemon().await;
+    daemon.wait_log("has devices of our kind", SOON).await.unwrap();
+    setting.unprepare(&claim).await.unwrap();
+    assert_eq!(setting.node.cdi_files().unwrap(), ["other.json"]);
+    assert_eq!(fs::read_to_string(foreign).unwrap(), text);
 }
