@@ -5,6 +5,7 @@
 //! | layer | module | owns |
 //! |---|---|---|
 //! | 0 | [`domain`] | every noun and every decision; no I/O, no async, no clock |
+//! | ½ | [`disk`] | files that are replaced whole and durably; for `cdi` and `store` |
 //! | 1 | `device`, `cdi`, `store`, `cluster` | hardware, CDI files, records on disk, the Kubernetes API |
 //! | 2 | `engine` | claims and devices in motion |
 //! | 3 | `kubelet`, `admin`, `http` | who may ask for what |

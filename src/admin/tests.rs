@@ -24,6 +24,7 @@ use crate::{
         claim::{ClaimRef, ClaimUid},
         health::{Health, HealthReading, Level},
         inventory::tests::inventory_of,
+        model::Model,
         names::{DriverName, NodeName, PoolName},
         notice::Severity,
         npu::StableId,
@@ -50,6 +51,7 @@ fn record(uid: &str, stable_id: &StableId, device: &str) -> Record {
         admin_access: false,
         share_id: None,
         cdi_device: format!("{uid}_{stable_id}"),
+        cut: None,
     };
     Record {
         claim: ClaimRef { namespace: "ml".to_owned(), name: format!("train-{uid}"), uid: ClaimUid::new(uid).unwrap() },
@@ -79,7 +81,6 @@ fn snapshot() -> Snapshot {
             driver: DriverName::new("npu.huawei.com").unwrap(),
             pool: PoolName::of_node(&node_name).unwrap(),
             boot_id: "boot-1".to_owned(),
-            no_slicing: "slicing is not in this build",
         },
         backend: Status {
             backend: "memory",
@@ -99,6 +100,8 @@ fn snapshot() -> Snapshot {
             why: "the checksum is wrong".to_owned(),
             path: "/var/lib/npu-dra/quarantine/bad.json".to_owned(),
         }],
+        model: Model::Off,
+        slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
     }
 }
 

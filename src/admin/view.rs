@@ -233,7 +233,7 @@ pub(super) fn status(
         }),
         claims: Some(proto::ClaimCounts { prepared: count(prepared), quarantined: count(snapshot.quarantined.len()) }),
         attention: attention(snapshot, kubelet, cluster),
-        no_slicing: snapshot.node.no_slicing.to_owned(),
+        no_slicing: snapshot.slicing.clone(),
     }
 }
 

@@ -45,6 +45,12 @@ impl Host {
         self.node(&format!("davinci{physical_id}"))
     }
 
+    /// Node of a vNPU, which containers know under a card's name.
+    pub(super) fn vnpu(&self, id: u32) -> Result<DeviceNode, CdiError> {
+        let node = self.node(&format!("vdavinci{id}"))?;
+        Ok(DeviceNode { path: format!("/dev/davinci{id}"), host_path: Some(node.path), ..node })
+    }
+
     /// Node through which a container may look without owning a card.
     pub(super) fn manager(&self) -> Result<DeviceNode, CdiError> {
         self.node(MANAGERS[0])

@@ -36,6 +36,7 @@ const EXAMPLE_ENV: &str = "NPU_DRA_EXAMPLE_DEVICE_";
 const EXAMPLE_LOOK_ENV: &str = "NPU_DRA_EXAMPLE_LOOK=";
 /// Path of a card's node, without its number.
 const CARD_NODE: &str = "/dev/davinci";
+const VNPU_NODE: &str = "/dev/vdavinci";
 
 /// What a claim's file could not be written, removed or found for.
 #[derive(Debug, thiserror::Error)]
@@ -274,10 +275,10 @@ impl Cdi {
             };
             return Ok(Edits { env, ..Edits::default() });
         }
-        let device_nodes = if ids.is_empty() {
-            vec![self.host.manager()?]
-        } else {
-            ids.iter().map(|id| self.host.card(*id)).collect::<Result<_, _>>()?
+        let device_nodes = match device.vnpu {
+            Some(id) => vec![self.host.vnpu(id)?],
+            None if ids.is_empty() => vec![self.host.manager()?],
+            None => ids.iter().map(|id| self.host.card(*id)).collect::<Result<_, _>>()?,
         };
         Ok(Edits { device_nodes, ..Edits::default() })
     }
@@ -303,13 +304,23 @@ impl Cdi {
         let named = spec.container_edits.env.iter().find_map(|env| env.strip_prefix(CLAIM_ENV)?.split_once('/'));
         let (namespace, name) = named.unwrap_or_default();
         let devices = spec.devices.iter().map(|device| {
-            Some(InjectedDevice { name: device.name.clone(), physical_ids: physical_ids(&device.container_edits)? })
+            let mut physical_ids = physical_ids(&device.container_edits)?;
+            let vnpu = vnpu_id(&device.container_edits);
+            // Inside the container a vNPU's node has a card's name.
+            physical_ids.retain(|id| Some(*id) != vnpu);
+            Some(InjectedDevice { name: device.name.clone(), physical_ids, vnpu })
         });
         Some(Injection {
             claim: ClaimRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.clone() },
             devices: devices.collect::<Option<_>>()?,
         })
     }
+}
+
+/// The vNPU of a device, if it is one.
+fn vnpu_id(edits: &Edits) -> Option<u32> {
+    let nodes = edits.device_nodes.iter().filter_map(|node| node.host_path.as_deref());
+    nodes.into_iter().find_map(|path| path.strip_prefix(VNPU_NODE)?.parse().ok())
 }
 
 /// The cards of a device; none if it only looks, `None` if the edits are not of our making.

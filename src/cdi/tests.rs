@@ -86,7 +86,7 @@ fn injection(devices: &[(&str, &[u32])]) -> Injection {
         claim: ClaimRef { namespace: "team-a".to_owned(), name: "train".to_owned(), uid: uid() },
         devices: devices
             .iter()
-            .map(|(name, ids)| InjectedDevice { name: format!("{UID}_{name}"), physical_ids: ids.to_vec() })
+            .map(|(name, ids)| InjectedDevice { name: format!("{UID}_{name}"), physical_ids: ids.to_vec(), vnpu: None })
             .collect(),
     }
 }
@@ -336,7 +336,11 @@ fn claims() -> impl Strategy<Value = Injection> {
         .prop_map(|(uid, namespace, name, devices)| Injection {
             devices: devices
                 .into_iter()
-                .map(|(key, (id, physical_ids))| InjectedDevice { name: format!("{uid}_{id}-{key}"), physical_ids })
+                .map(|(key, (id, physical_ids))| InjectedDevice {
+                    name: format!("{uid}_{id}-{key}"),
+                    physical_ids,
+                    vnpu: None,
+                })
                 .collect(),
             claim: ClaimRef { namespace, name, uid: ClaimUid::new(uid).unwrap() },
         })

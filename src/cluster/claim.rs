@@ -10,9 +10,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::domain::{
     claim::{AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig},
+    config::NpuConfig,
     names::{is_dns_label, is_dns_subdomain},
-    quantity::Quantity,
+    quantity::{InvalidQuantity, Quantity},
     refusal::Refusal,
+    slice::MEMORY,
 };
 
 use super::{
@@ -29,7 +31,45 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 struct Claim {
     metadata: Metadata,
     #[serde(default)]
+    spec: Option<ClaimSpec>,
+    #[serde(default)]
     status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct ClaimSpec {
+    #[serde(default)]
+    devices: Option<Requests>,
+}
+
+#[derive(Deserialize)]
+struct Requests {
+    #[serde(default)]
+    requests: Option<Vec<Request>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request {
+    name: String,
+    #[serde(default)]
+    exactly: Option<RequestAsk>,
+    #[serde(default)]
+    first_available: Option<Vec<RequestAsk>>,
+}
+
+#[derive(Deserialize)]
+struct RequestAsk {
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    capacity: Option<RequestCapacity>,
+}
+
+#[derive(Deserialize)]
+struct RequestCapacity {
+    #[serde(default)]
+    requests: Option<BTreeMap<String, serde_json::Value>>,
 }
 
 #[derive(Deserialize)]
@@ -185,8 +225,14 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
             Some(opaque) => config.push(OpaqueConfig {
                 from_class: entry.source == "FromClass",
                 requests,
-                driver: opaque.driver,
-                parameters: opaque.parameters.to_string(),
+                driver: opaque.driver.clone(),
+                parameters: if opaque.driver == driver {
+                    serde_json::from_value::<NpuConfig>(opaque.parameters)
+                        .map_err(|error| error.to_string())
+                        .and_then(NpuConfig::check)
+                } else {
+                    Ok(NpuConfig::default())
+                },
             }),
             None if meets(&requests, &results, driver) => {
                 return Err(refuse(
@@ -197,7 +243,28 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
             None => {}
         }
     }
-    Ok(AllocatedClaim { claim: claim.clone(), results, config })
+    let asked_memory = asked_memory(read.spec.and_then(|spec| spec.devices).and_then(|devices| devices.requests))
+        .map_err(|why| refuse(format!("memCapacity: {why}")))?;
+    Ok(AllocatedClaim { claim: claim.clone(), results, config, asked_memory })
+}
+
+/// The memory that each request asks for, sub-requests as `main/sub`.
+fn asked_memory(requests: Option<Vec<Request>>) -> Result<BTreeMap<String, Quantity>, InvalidQuantity> {
+    let mut asked = BTreeMap::new();
+    for request in requests.into_iter().flatten() {
+        let exactly = request.exactly.into_iter().map(|ask| (request.name.clone(), ask));
+        let alternatives = request.first_available.unwrap_or_default().into_iter();
+        let alternatives =
+            alternatives.map(|ask| (format!("{}/{}", request.name, ask.name.clone().unwrap_or_default()), ask));
+        for (name, ask) in exactly.chain(alternatives) {
+            let capacity = ask.capacity.and_then(|capacity| capacity.requests).unwrap_or_default();
+            if let Some(value) = capacity.get(MEMORY) {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                asked.insert(name, text.parse()?);
+            }
+        }
+    }
+    Ok(asked)
 }
 
 /// True if a configuration for these requests touches a device of this driver.
@@ -238,7 +305,8 @@ mod tests {
                 {"request": "x", "driver": "other", "pool": "p", "device": "d", "consumedCapacity": {"odd": "??"}},
             ]),
             &json!([
-                {"source": "FromClass", "requests": [], "opaque": {"driver": "npu.huawei.com", "parameters": {"a": 1}}},
+                {"source": "FromClass", "requests": [], "opaque": {"driver": "npu.huawei.com",
+                    "parameters": {"apiVersion": "npu.huawei.com/v1", "kind": "NpuConfig", "vnpu": {"template": "vir05_1c_8g"}}}},
                 {"source": "FromClaim", "opaque": {"driver": "other", "parameters": {}}},
             ]),
         );
@@ -249,7 +317,8 @@ mod tests {
         assert!(!read.results[1].admin_access);
         assert_eq!(read.config.len(), 2);
         assert!(read.config[0].from_class && !read.config[1].from_class);
-        assert_eq!(read.config[0].parameters, r#"{"a":1}"#);
+        let template = read.config[0].parameters.clone().unwrap().vnpu.unwrap().template;
+        assert_eq!(template.as_deref(), Some("vir05_1c_8g"));
     }
 
     #[test]

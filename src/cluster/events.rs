@@ -272,7 +272,12 @@ fn what(notice: &Notice) -> String {
     match notice {
         Notice::Prepared { claim, .. } | Notice::Unprepared { claim } => claim.uid.to_string(),
         Notice::Refused { claim, operation, .. } => format!("{} {operation}", claim.uid),
-        Notice::Health { device, .. } | Notice::Lost { device } | Notice::Found { device } => device.to_string(),
+        Notice::Health { device, .. }
+        | Notice::Lost { device }
+        | Notice::Found { device }
+        | Notice::Closed { device, .. } => device.to_string(),
+        Notice::VnpuLost { id, .. } => id.to_string(),
+        Notice::Model { model, .. } => model.to_string(),
         Notice::Quarantined { uid, .. } | Notice::Rebuilt { uid } | Notice::Swept { uid } => uid.clone(),
         Notice::Backend { .. } => String::new(),
     }

@@ -67,7 +67,7 @@ pub(crate) fn plan(
     with_taints: bool,
 ) -> Layout {
     let count = i64::try_from(pool.slices.len()).unwrap_or(i64::MAX);
-    let wanted: Vec<(String, Vec<Device>)> = pool
+    let wanted: Vec<(String, Vec<Device>, Option<serde_json::Value>)> = pool
         .slices
         .iter()
         .map(|slice| {
@@ -77,10 +77,10 @@ pub(crate) fn plan(
                     device.taints = None;
                 }
             }
-            (name(slice.index, pool.driver.as_str(), node), devices)
+            (name(slice.index, pool.driver.as_str(), node), devices, wire::shared_counters(&slice.counters))
         })
         .collect();
-    let names: Vec<String> = wanted.iter().map(|(name, _)| name.clone()).collect();
+    let names: Vec<String> = wanted.iter().map(|(name, ..)| name.clone()).collect();
     let kept: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     // The pool's name cannot be changed in place.
     let usable = |slice: &Slice| slice.spec.pool.name == pool.name.as_str();
@@ -97,13 +97,13 @@ pub(crate) fn plan(
     let highest = seen.unwrap_or(0).max(highest);
     let generation = if stands(&wanted, observed, &present, count, highest) { highest.max(1) } else { highest + 1 };
 
-    for (name, devices) in wanted {
+    for (name, devices, shared_counters) in wanted {
         let spec = Spec {
             driver: pool.driver.to_string(),
             pool: wire::Pool { name: pool.name.to_string(), generation, resource_slice_count: count },
             node_name: Some(node.to_owned()),
             devices: Some(devices).filter(|list| !list.is_empty()),
-            shared_counters: None,
+            shared_counters,
         };
         let stored = observed.get(&name).filter(|slice| usable(slice));
         let mut slice = Slice {
@@ -135,12 +135,18 @@ pub(crate) fn plan(
 }
 
 /// True if what is there is of one generation and divides the devices as wanted, so that the generation can stay.
-fn stands(wanted: &[(String, Vec<Device>)], observed: &Observed, present: &[&Slice], count: i64, highest: i64) -> bool {
+fn stands(
+    wanted: &[(String, Vec<Device>, Option<serde_json::Value>)],
+    observed: &Observed,
+    present: &[&Slice],
+    count: i64,
+    highest: i64,
+) -> bool {
     let whole = present.iter().all(|s| s.spec.pool.generation == highest && s.spec.pool.resource_slice_count == count);
     let members = |devices: &[Device]| devices.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>();
     let moved = wanted
         .iter()
-        .filter(|(name, devices)| observed.get(name).is_some_and(|s| members(s.spec.devices()) != members(devices)))
+        .filter(|(name, devices, _)| observed.get(name).is_some_and(|s| members(s.spec.devices()) != members(devices)))
         .count();
     whole && moved <= 1
 }
@@ -173,8 +179,8 @@ mod tests {
         WantedDevice {
             name: format!("npu-{name}"),
             attributes: [("x".to_owned(), crate::domain::slice::Attribute::Int(1))].into(),
-            capacity: std::collections::BTreeMap::new(),
             taints: if tainted { vec![taint] } else { Vec::new() },
+            ..WantedDevice::default()
         }
     }
 
@@ -182,10 +188,10 @@ mod tests {
         let mut slices: Vec<_> = devices
             .chunks(2)
             .enumerate()
-            .map(|(index, devices)| WantedSlice { index, devices: devices.to_vec() })
+            .map(|(index, devices)| WantedSlice { index, devices: devices.to_vec(), ..WantedSlice::default() })
             .collect();
         if slices.is_empty() {
-            slices.push(WantedSlice { index: 0, devices: Vec::new() });
+            slices.push(WantedSlice::default());
         }
         Pool { driver: DriverName::new("d").unwrap(), name: PoolName::new(name).unwrap(), slices }
     }

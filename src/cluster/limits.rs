@@ -106,18 +106,16 @@ fn is_label_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use crate::domain::{
         names::{DriverName, PoolName},
         quantity::Quantity,
-        slice::{Effect, Slice, Taint},
+        slice::{Capacity, Effect, Slice, Taint},
     };
 
     use super::*;
 
     fn device(name: &str) -> Device {
-        Device { name: name.into(), attributes: BTreeMap::new(), capacity: BTreeMap::new(), taints: Vec::new() }
+        Device { name: name.into(), ..Device::default() }
     }
 
     fn taint(key: &str, value: &str) -> Taint {
@@ -128,7 +126,7 @@ mod tests {
         let pool = Pool {
             driver: DriverName::new("npu.huawei.com").unwrap(),
             name: PoolName::new("n/npu").unwrap(),
-            slices: vec![Slice { index: 0, devices }],
+            slices: vec![Slice { devices, ..Slice::default() }],
         };
         let (pool, left_out) = within(&pool, &Gates::default());
         (pool.slices[0].devices.iter().map(|d| d.name.clone()).collect(), left_out)
@@ -143,7 +141,7 @@ mod tests {
         };
         let mut many = device("bad");
         for n in 0..33 {
-            many.capacity.insert(format!("c{n}"), Quantity::count(1));
+            many.capacity.insert(format!("c{n}"), Capacity::plain(Quantity::count(1)));
         }
         let mut tainted = device("bad");
         tainted.taints = (0..5).map(|n| taint(&format!("k{n}"), "")).collect();
@@ -174,7 +172,7 @@ mod tests {
         let pool = Pool {
             driver: DriverName::new("d").unwrap(),
             name: PoolName::new("p").unwrap(),
-            slices: vec![Slice { index: 0, devices: vec![device] }],
+            slices: vec![Slice { devices: vec![device], ..Slice::default() }],
         };
         let gates = Gates { server: Some(server), ..Gates::default() };
         assert!(within(&pool, &gates).1.is_empty());

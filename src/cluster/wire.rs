@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::domain::{
     quantity::Quantity,
-    slice::{Attribute, Device as WantedDevice, Effect},
+    slice::{Attribute, Capacity as WantedCapacity, Counters, Device as WantedDevice, Effect, Policy},
 };
 
 /// Where slices are.
@@ -135,11 +135,16 @@ impl Device {
     /// Of the domain's device.
     pub(crate) fn of(wanted: &WantedDevice) -> Self {
         let attribute = |value: &Attribute| match value {
-            Attribute::Text(text) => serde_json::json!({ "string": text }),
-            Attribute::Int(number) => serde_json::json!({ "int": number }),
-            Attribute::Bool(truth) => serde_json::json!({ "bool": truth }),
+            Attribute::Text(text) => json!({ "string": text }),
+            Attribute::Int(number) => json!({ "int": number }),
+            Attribute::Bool(truth) => json!({ "bool": truth }),
         };
-        let capacity = |value: &Quantity| Capacity { value: Value::String(value.to_string()), request_policy: None };
+        let capacity = |capacity: &WantedCapacity| Capacity {
+            value: Value::String(capacity.value.to_string()),
+            request_policy: capacity.policy.as_ref().map(policy),
+        };
+        let consumes =
+            |(set, counters): &(String, Counters)| json!([{ "counterSet": set, "counters": counters_value(counters) }]);
         let attributes: BTreeMap<_, _> =
             wanted.attributes.iter().map(|(name, value)| (name.clone(), attribute(value))).collect();
         let capacity: BTreeMap<_, _> =
@@ -162,8 +167,29 @@ impl Device {
             attributes: Some(attributes).filter(|map| !map.is_empty()),
             capacity: Some(capacity).filter(|map| !map.is_empty()),
             taints: Some(taints).filter(|list| !list.is_empty()),
-            ..Self::default()
+            allow_multiple_allocations: wanted.shared.then_some(true),
+            consumes_counters: wanted.consumes.as_ref().map(consumes),
         }
+    }
+}
+
+/// Counter sets of a slice; none is absent.
+pub(crate) fn shared_counters(sets: &BTreeMap<String, Counters>) -> Option<Value> {
+    let set = |(name, counters): (&String, &Counters)| json!({ "name": name, "counters": counters_value(counters) });
+    (!sets.is_empty()).then(|| sets.iter().map(set).collect())
+}
+
+fn counters_value(counters: &Counters) -> Value {
+    counters.iter().map(|(name, value)| (name.clone(), json!({ "value": value.to_string() }))).collect()
+}
+
+fn policy(policy: &Policy) -> Value {
+    match policy {
+        Policy::Values { valid, default } => {
+            let valid: Vec<_> = valid.iter().map(ToString::to_string).collect();
+            json!({ "default": default.to_string(), "validValues": valid })
+        }
+        Policy::From(least) => json!({ "default": least.to_string(), "validRange": { "min": least.to_string() } }),
     }
 }
 
@@ -285,8 +311,6 @@ fn blank(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn spec(value: Value) -> Spec {

@@ -2,14 +2,16 @@
 
 use std::{error::Error, fmt};
 
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
 
 use crate::{
     admin, cdi,
     cluster::{self, Cluster},
     domain::{
         claim::{AllocatedClaim, ClaimRef, ClaimUid},
+        model::Kept,
         node::NodeMemory,
         notice::Notice,
         plan::{FoundFile, Node, Step},
@@ -36,6 +38,24 @@ impl Api for Cluster {
 
     fn event(&self, notice: &Notice) {
         Self::event(self, notice);
+    }
+
+    fn kept(&self) -> BoxStream<'static, Kept> {
+        WatchStream::new(self.gates()).map(|gates| kept(&gates)).boxed()
+    }
+}
+
+/// What the probed gates mean for the slicing models.
+fn kept(gates: &cluster::Gates) -> Kept {
+    let known = |gate| match gate {
+        cluster::Gate::On => Some(true),
+        cluster::Gate::Off => Some(false),
+        cluster::Gate::Unknown => None,
+    };
+    Kept {
+        consumable: known(gates.consumable_capacity),
+        partitionable: known(gates.partitionable_devices),
+        is_1_34: gates.server.as_ref().is_some_and(|server| !server.since(35)),
     }
 }
 

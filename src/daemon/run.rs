@@ -38,7 +38,7 @@ use crate::{
     cdi::{self, Cdi},
     cluster::{self, Cluster},
     device,
-    domain::plan::Node,
+    domain::{model::Wish, plan::Node},
     engine::{self, Engine, Parts, Timing},
     http, kubelet,
     store::{self, Store},
@@ -283,12 +283,7 @@ async fn serve(
 
 impl Core {
     fn build(settings: Settings, opened: Opened, registry: &mut Registry) -> Result<Self, Failure> {
-        let node = Node {
-            driver: settings.driver.clone(),
-            pool: settings.pool.clone(),
-            boot_id: opened.boot_id,
-            no_slicing: no_slicing(&settings),
-        };
+        let node = Node { driver: settings.driver.clone(), pool: settings.pool.clone(), boot_id: opened.boot_id };
         let backend = device::open(&device::Settings {
             library: settings.dcmi_library.clone(),
             trust_library: settings.trust_library,
@@ -300,9 +295,6 @@ impl Core {
             backend = backend.name(), records = opened.loaded.records.len(), state = %settings.state_dir.display(),
             "starting"
         );
-        if settings.hard_vnpu {
-            warn!("--enable-hard-vnpu has no effect: {}", node.no_slicing);
-        }
         let cluster = cluster::Settings {
             driver: settings.driver.clone(),
             node: settings.node.clone(),
@@ -320,6 +312,8 @@ impl Core {
             api: Arc::new(cluster.clone()),
             loaded: opened.loaded,
             timing: Timing { health_interval: settings.health_interval, rescan: RESCAN, ..Timing::default() },
+            wish: Wish { enabled: settings.hard_vnpu, ..Wish::default() },
+            uptime: Box::new(uptime(settings.host_root.clone())),
         };
         Ok(Self { engine: Engine::new(parts, registry), settings, node, cluster, files })
     }
@@ -453,12 +447,12 @@ async fn serve_http(port: Option<http::Bound>, registry: Arc<Registry>, stop: Ca
     }
 }
 
-/// Why no vNPU is cut here, for people.
-fn no_slicing(settings: &Settings) -> &'static str {
-    if settings.hard_vnpu {
-        "slicing is not in this build of npu-dra; whole cards are offered"
-    } else {
-        "slicing is off: --enable-hard-vnpu is not set"
+/// Tells the time since boot; an unreadable file counts as just booted, which only makes slicing wait.
+fn uptime(host_root: PathBuf) -> impl Fn() -> Duration + Send + Sync {
+    move || {
+        let text = std::fs::read_to_string(host_root.join("proc/uptime")).unwrap_or_default();
+        let seconds = text.split_whitespace().next().and_then(|first| first.parse().ok());
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_default()
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use futures::future::BoxFuture;
 
-use crate::domain::{health::HealthReading, notice::Severity, npu::Scan};
+use crate::domain::{health::HealthReading, notice::Severity, npu::Scan, vnpu::CardReading};
 
 /// Why a backend could not do what it was asked. An empty scan is never a substitute for one of these.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +46,26 @@ pub enum Fault {
         backend: &'static str,
         /// Which call, with its arguments.
         call: String,
+        /// Code or message.
+        why: String,
+    },
+    /// The chip, or its configuration lock, is in use just now: ask again in a moment.
+    #[error("{backend}: {call} is refused for now: {why}")]
+    Busy {
+        /// Backend.
+        backend: &'static str,
+        /// Which call, with its arguments.
+        call: String,
+        /// Code or message.
+        why: String,
+    },
+    /// The backend, the library or the chip cannot do this at all.
+    #[error("{backend} cannot {call}: {why}")]
+    Unsupported {
+        /// Backend.
+        backend: &'static str,
+        /// What it was asked.
+        call: &'static str,
         /// Code or message.
         why: String,
     },
@@ -88,6 +108,51 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// How the backend is, without a vendor call.
     fn status(&self) -> Status;
+
+    /// Reads what a chip says of its vNPUs, what is left of it, and which processes run on it.
+    fn card(&self, _physical_id: u32) -> BoxFuture<'_, Result<CardReading, Fault>> {
+        Box::pin(futures::future::err(self.cannot("read vNPUs")))
+    }
+
+    /// Makes a vNPU with this id; gives the id that it has, which a library may choose otherwise.
+    ///
+    /// After an error the vNPU may exist all the same: read the card before deciding.
+    fn create(&self, _physical_id: u32, _template: &str, _id: u32) -> BoxFuture<'_, Result<u32, Fault>> {
+        Box::pin(futures::future::err(self.cannot("make vNPUs")))
+    }
+
+    /// Destroys a vNPU; one that is not there (any more) is success.
+    ///
+    /// After an error it may be gone, or made again under another id: read the card before deciding.
+    fn destroy(&self, _physical_id: u32, _id: u32) -> BoxFuture<'_, Result<(), Fault>> {
+        Box::pin(futures::future::err(self.cannot("destroy vNPUs")))
+    }
+
+    /// Reads how the vendor's own software deals with vNPUs on this node.
+    fn vendor(&self) -> BoxFuture<'_, Result<VendorMode, Fault>> {
+        Box::pin(futures::future::err(self.cannot("read the vNPU mode")))
+    }
+
+    /// Switches the vendor's replay of vNPUs after a boot on or off.
+    fn set_replay(&self, _on: bool) -> BoxFuture<'_, Result<(), Fault>> {
+        Box::pin(futures::future::err(self.cannot("switch the vNPU replay")))
+    }
+
+    /// The fault of a backend that was asked for something that it does not have.
+    fn cannot(&self, call: &'static str) -> Fault {
+        Fault::Unsupported { backend: self.name(), call, why: "this backend only reads".to_owned() }
+    }
+}
+
+/// How the vendor's own software deals with vNPUs on this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VendorMode {
+    /// True if vNPUs are made again after a boot (`/etc/vnpu.cfg`, recover mode); `None` if it cannot be read.
+    pub replay: Option<bool>,
+    /// Ids that the replay brings back, from `/etc/vnpu.cfg`.
+    pub listed: Vec<u32>,
+    /// True if the node cuts for virtual machines, not for containers; `None` if it cannot be read.
+    pub virtual_machines: Option<bool>,
 }
 
 /// Which backend the operator wants.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use super::{names::InvalidName, quantity::Quantity};
+use super::{config::NpuConfig, names::InvalidName, quantity::Quantity};
 
 /// Most results that an allocation may have (`resource.k8s.io/v1`).
 pub const RESULTS_MAX: usize = 32;
@@ -84,6 +84,8 @@ pub struct AllocatedClaim {
     pub results: Vec<AllocatedDevice>,
     /// Opaque configuration, in the order of precedence (class first, claim after), all drivers'.
     pub config: Vec<OpaqueConfig>,
+    /// Memory that the claim's spec asks for, by request (`main` or `main/sub`), before the scheduler rounded it.
+    pub asked_memory: BTreeMap<String, Quantity>,
 }
 
 /// One device of an allocation.
@@ -122,8 +124,8 @@ pub struct OpaqueConfig {
     pub requests: Vec<String>,
     /// Driver that it is for.
     pub driver: String,
-    /// Raw JSON.
-    pub parameters: String,
+    /// What it says, or why it cannot be read; for other drivers an empty one.
+    pub parameters: Result<NpuConfig, String>,
 }
 
 /// One device of kubelet's answer.

@@ -175,6 +175,7 @@ mod tests {
             admin_access: false,
             share_id: None,
             cdi_device: String::new(),
+            cut: None,
         };
         let record = Record {
             claim: ClaimRef { namespace: String::new(), name: String::new(), uid: ClaimUid::new("u").unwrap() },

@@ -3,6 +3,7 @@
 use super::{
     claim::ClaimRef,
     health::{Level, codes_text},
+    model::Model,
     names::DeviceName,
     refusal::{Kind, Refusal},
 };
@@ -65,6 +66,29 @@ pub enum Notice {
         /// The card.
         device: DeviceName,
     },
+    /// A card takes no new claims, or does again.
+    Closed {
+        /// The card.
+        device: DeviceName,
+        /// Why; `None` if it is open again.
+        why: Option<String>,
+    },
+    /// A vNPU of ours was destroyed by somebody else.
+    VnpuLost {
+        /// The claim that has it.
+        claim: ClaimRef,
+        /// The card.
+        device: DeviceName,
+        /// Its id.
+        id: u32,
+    },
+    /// The node offers its cards in another way.
+    Model {
+        /// The slicing model.
+        model: Model,
+        /// Why it is no better one; empty if it is the best.
+        why: String,
+    },
     /// A damaged record was set aside.
     Quarantined {
         /// The claim's UID.
@@ -96,12 +120,21 @@ impl Notice {
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
-            Self::Prepared { .. } | Self::Unprepared { .. } | Self::Found { .. } => Severity::Info,
+            Self::Prepared { .. } | Self::Unprepared { .. } | Self::Found { .. } | Self::Closed { why: None, .. } => {
+                Severity::Info
+            }
+            Self::Model { why, .. } if why.is_empty() => Severity::Info,
             Self::Health { to, .. } if to.is_usable() => Severity::Info,
             Self::Refused { refusal, .. } if refusal.kind() == Kind::Retry => Severity::Warning,
             Self::Backend { severity, .. } => *severity,
-            Self::Health { .. } | Self::Lost { .. } | Self::Quarantined { .. } => Severity::Error,
-            Self::Refused { .. } | Self::Rebuilt { .. } | Self::Swept { .. } => Severity::Warning,
+            Self::Health { .. } | Self::Lost { .. } | Self::Quarantined { .. } | Self::VnpuLost { .. } => {
+                Severity::Error
+            }
+            Self::Closed { .. }
+            | Self::Model { .. }
+            | Self::Refused { .. }
+            | Self::Rebuilt { .. }
+            | Self::Swept { .. } => Severity::Warning,
         }
     }
 
@@ -115,6 +148,10 @@ impl Notice {
             Self::Health { .. } => "NpuHealthChanged",
             Self::Lost { .. } => "NpuLost",
             Self::Found { .. } => "NpuFound",
+            Self::Closed { why: Some(_), .. } => "NpuClosed",
+            Self::Closed { why: None, .. } => "NpuOpen",
+            Self::VnpuLost { .. } => "NpuVnpuLost",
+            Self::Model { .. } => "NpuSlicingModel",
             Self::Quarantined { .. } => "NpuRecordQuarantined",
             Self::Rebuilt { .. } => "NpuRecordRebuilt",
             Self::Swept { .. } => "NpuCdiFileSwept",
@@ -132,7 +169,10 @@ impl Notice {
     #[must_use]
     pub fn claim(&self) -> Option<&ClaimRef> {
         match self {
-            Self::Prepared { claim, .. } | Self::Unprepared { claim } | Self::Refused { claim, .. } => Some(claim),
+            Self::Prepared { claim, .. }
+            | Self::Unprepared { claim }
+            | Self::Refused { claim, .. }
+            | Self::VnpuLost { claim, .. } => Some(claim),
             _ => None,
         }
     }
@@ -151,6 +191,13 @@ impl Notice {
             }
             Self::Lost { device } => format!("{device} is no longer found on this node"),
             Self::Found { device } => format!("{device} was found on this node"),
+            Self::Closed { device, why: Some(why) } => format!("{device} takes no new claims: {why}"),
+            Self::Closed { device, why: None } => format!("{device} takes new claims again"),
+            Self::VnpuLost { claim, device, id } => {
+                format!("vNPU {id} of claim {claim} on {device} was destroyed by somebody else; delete the pod")
+            }
+            Self::Model { model, why } if why.is_empty() => format!("slicing model is {model}"),
+            Self::Model { model, why } => format!("slicing model is {model}: {why}"),
             Self::Quarantined { uid, why } => format!("the record of claim {uid} is damaged and was set aside: {why}"),
             Self::Rebuilt { uid } => format!("the record of claim {uid} was rebuilt from its CDI file"),
             Self::Swept { uid } => format!("the CDI file of claim {uid}, which no record owns, was removed"),

@@ -6,10 +6,13 @@
 //!
 //! ```text
 //! prepare, whole NPU:  Write(record) → Inject(CDI file) → answer
+//! prepare, vNPU:       Write(intent, with its id) → create → read back → Write(record) → Inject → answer
 //! unprepare:           Withdraw(CDI file) → Forget(record) → answer
+//! unprepare, vNPU:     Write(releasing) → Withdraw → destroy → Forget → answer
 //! ```
 //!
-//! The record comes first and goes last, so a CDI file that no record owns is never one of a live claim.
+//! The record comes first and goes last, so a CDI file that no record owns is never one of a live claim, and a vNPU
+//! that no record names is never one of ours.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +20,17 @@ use jiff::Timestamp;
 
 use super::{
     claim::{AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, PreparedDevice, RESULTS_MAX},
+    config,
     health::{Health, codes_text},
     inventory::Inventory,
+    model::Model,
     names::{DriverName, PoolName},
-    npu::StableId,
-    record::{Holding, Ledger, Phase, Record, names},
+    npu::{MIB, Npu, StableId},
+    quantity::Quantity,
+    record::{Cut, Holding, Ledger, Phase, Record, names},
     refusal::Refusal,
+    slice::{self, MEMORY, Offer},
+    vnpu::{self, CardReading, Resources, Sliceable, Template, VnpuReading},
 };
 
 /// What never changes while the daemon runs.
@@ -34,12 +42,31 @@ pub struct Node {
     pub pool: PoolName,
     /// The present boot.
     pub boot_id: String,
-    /// Why no vNPU is cut here.
-    pub no_slicing: &'static str,
 }
 
 /// Health by card.
 pub type HealthMap = BTreeMap<StableId, Health>;
+/// Cards that were read just now, by identity.
+pub type Readings = BTreeMap<StableId, CardReading>;
+
+/// Everything that a plan goes by.
+#[derive(Debug, Clone, Copy)]
+pub struct World<'a> {
+    /// The node.
+    pub node: &'a Node,
+    /// How its cards are offered.
+    pub offer: &'a Offer,
+    /// The last good scan.
+    pub inventory: &'a Inventory,
+    /// Health.
+    pub health: &'a HealthMap,
+    /// Who holds what.
+    pub ledger: &'a Ledger,
+    /// Cards that the claim cuts, as [`cards_to_read`] names them; read under the card's lock.
+    pub readings: &'a Readings,
+    /// The present time.
+    pub now: Timestamp,
+}
 
 /// What a claim's CDI file is to hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,11 +80,13 @@ pub struct Injection {
 /// One device of a CDI file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedDevice {
-    /// Name, `<uid>_<stable id>`, or `<uid>_look_<stable id>` for adminAccess.
+    /// Name: `<uid>_<stable id>`, with `_v<id>` behind it for a vNPU; `<uid>_look_<stable id>` for adminAccess.
     pub name: String,
-    /// Physical ids whose nodes go in; none for adminAccess, which gets the manager nodes only: opening a card's node
-    /// would bind the card to the container that looks.
+    /// Physical ids whose nodes go in; none for a vNPU, and none for adminAccess, which gets the manager nodes only:
+    /// opening a card's node would bind the card to the container that looks.
     pub physical_ids: Vec<u32>,
+    /// Id of the vNPU whose node goes in.
+    pub vnpu: Option<u32>,
 }
 
 /// A CDI file of ours, as found on disk.
@@ -84,7 +113,6 @@ pub enum Step {
 
 impl Step {
     /// What takes this step back, given the record that was there before the plan began.
-    #[must_use]
     pub fn undo(&self, before: Option<&Record>) -> Option<Self> {
         match (self, before) {
             (Self::Write(_), Some(before)) => Some(Self::Write(Box::new(before.clone()))),
@@ -96,7 +124,6 @@ impl Step {
     }
 
     /// Name of the step, for messages and metrics.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Write(_) => "writing the record",
@@ -107,26 +134,67 @@ impl Step {
     }
 }
 
-/// Steps that prepare a claim, and the answer once they are done.
+/// A vNPU that is to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// Which device of the record.
+    pub device: usize,
+    /// Identity of the card.
+    pub card: StableId,
+    /// Physical id of the chip.
+    pub physical_id: u32,
+    /// Template.
+    pub template: String,
+    /// The id that it shall have.
+    pub id: u32,
+}
+
+/// Steps that prepare a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepare {
     /// The record that reserves the devices, from before the first step.
     pub record: Record,
-    /// Steps in order; a replay writes no record.
+    /// Steps in order; a replay writes no record. With orders, they end with the intent.
     pub steps: Vec<Step>,
-    /// Answer for kubelet.
-    pub answer: Vec<PreparedDevice>,
+    /// vNPUs to make after the steps; then [`made`] says what follows.
+    pub orders: Vec<Order>,
 }
 
-/// Plans a prepare. Makes no vendor call and reads nothing: `inventory` is the last good scan.
-pub fn prepare(
-    node: &Node,
-    claim: &AllocatedClaim,
-    inventory: &Inventory,
-    health: &HealthMap,
-    ledger: &Ledger,
-    now: Timestamp,
-) -> Result<Prepare, Refusal> {
+/// What one of our results asks for.
+#[derive(Debug)]
+enum Ask<'a> {
+    /// To look, and own nothing.
+    Look(&'a Npu),
+    /// A whole card.
+    Whole(&'a Npu),
+    /// A part of a card.
+    Part(&'a Npu, Sliceable, Template),
+}
+
+impl Ask<'_> {
+    fn npu(&self) -> &Npu {
+        match self {
+            Self::Look(npu) | Self::Whole(npu) | Self::Part(npu, ..) => npu,
+        }
+    }
+}
+
+/// The cards that must be read before [`prepare`] can decide, by physical id: those that the claim cuts.
+pub fn cards_to_read(world: World<'_>, claim: &AllocatedClaim) -> BTreeMap<StableId, u32> {
+    let cut = |result: &&AllocatedDevice| match ask(world, claim, result) {
+        Ok(Ask::Part(npu, ..)) => Some((npu.stable_id.clone(), npu.physical_id())),
+        _ => None,
+    };
+    ours(world.node, claim).iter().filter_map(cut).collect()
+}
+
+fn ours<'a>(node: &Node, claim: &'a AllocatedClaim) -> Vec<&'a AllocatedDevice> {
+    claim.results.iter().filter(|result| result.driver == node.driver.as_str()).collect()
+}
+
+/// Plans a prepare. For whole cards it goes by the last good scan alone.
+pub fn prepare(world: World<'_>, claim: &AllocatedClaim) -> Result<Prepare, Refusal> {
+    let World { node, ledger, .. } = world;
     let reference = &claim.claim;
     if let Some(quarantined) = ledger.quarantined(&reference.uid) {
         return Err(Refusal::Quarantined { uid: reference.uid.to_string(), why: quarantined.why.clone() });
@@ -134,118 +202,396 @@ pub fn prepare(
     if claim.results.len() > RESULTS_MAX {
         return Err(Refusal::TooManyDevices(reference.clone(), claim.results.len()));
     }
-    let ours: Vec<_> = claim.results.iter().filter(|result| result.driver == node.driver.as_str()).collect();
+    let ours = ours(node, claim);
     if ours.is_empty() {
         return Err(Refusal::NothingForUs(reference.clone(), node.driver.to_string()));
     }
+    check_numbers(claim)?;
     let before = ledger.get(&reference.uid);
     if let Some(before) = before {
+        if before.phase == Phase::Releasing {
+            return Err(Refusal::Releasing(reference.clone()));
+        }
         check_same_devices(before, &ours)?;
     }
-    let mut devices = Vec::with_capacity(ours.len());
-    let mut owned = BTreeSet::new();
-    let mut named = BTreeSet::new();
+    let mut devices: Vec<Holding> = Vec::with_capacity(ours.len());
+    let mut orders = Vec::new();
     for result in ours {
-        let holding = hold(node, reference, result, inventory, health, ledger, before.is_some())?;
-        let again = if holding.admin_access {
-            !named.insert(holding.cdi_device.clone())
-        } else {
-            !owned.insert(holding.stable_id.clone())
-        };
-        match (again, holding.admin_access) {
-            (false, _) => devices.push(holding),
+        let ask = ask(world, claim, result)?;
+        let holding = hold(world, claim, result, &ask, before, &devices)?;
+        let same =
+            |other: &&mut Holding| other.stable_id == holding.stable_id && other.admin_access == holding.admin_access;
+        match devices.iter_mut().find(same) {
             // Looking at one device for two requests is one entry with two names.
-            (true, true) => {
-                if let Some(first) =
-                    devices.iter_mut().find(|other: &&mut Holding| other.cdi_device == holding.cdi_device)
-                {
-                    first.requests.extend(holding.requests);
-                }
+            Some(first) if holding.admin_access => {
+                first.requests.extend(holding.requests);
+                continue;
             }
-            (true, false) => return Err(Refusal::Twice { claim: reference.clone(), device: holding.device }),
+            Some(first) if first.cut.is_none() || holding.cut.is_none() => {
+                return Err(Refusal::Twice { claim: reference.clone(), device: holding.device });
+            }
+            _ => {}
         }
+        if let Some(cut) = holding.cut.as_ref().filter(|cut| !cut.made) {
+            let (card, physical_id) = (holding.stable_id.clone(), ask.npu().physical_id());
+            orders.push(Order { device: devices.len(), card, physical_id, template: cut.template.clone(), id: cut.id });
+        }
+        devices.push(holding);
     }
-    let answer = devices.iter().map(|holding| answer(&node.driver, holding)).collect();
-    let record = Record {
-        claim: reference.clone(),
-        boot_id: node.boot_id.clone(),
-        phase: Phase::Prepared,
-        prepared_at: before.filter(|before| before.boot_id == node.boot_id).map_or(now, |before| before.prepared_at),
-        devices,
-    };
+    let phase = if orders.is_empty() { Phase::Prepared } else { Phase::Intent };
+    let prepared_at =
+        before.filter(|before| before.boot_id == node.boot_id).map_or(world.now, |before| before.prepared_at);
+    let record = Record { claim: reference.clone(), boot_id: node.boot_id.clone(), phase, prepared_at, devices };
     let mut steps = Vec::with_capacity(2);
     if before != Some(&record) {
         steps.push(Step::Write(Box::new(record.clone())));
     }
-    steps.push(Step::Inject(injection(&record)));
-    Ok(Prepare { record, steps, answer })
+    if orders.is_empty() {
+        steps.push(Step::Inject(injection(&record)));
+    }
+    Ok(Prepare { record, steps, orders })
 }
 
-/// One result of ours as a holding, or why it cannot be.
-fn hold(
-    node: &Node,
-    claim: &ClaimRef,
-    result: &AllocatedDevice,
-    inventory: &Inventory,
-    health: &HealthMap,
-    ledger: &Ledger,
-    replay: bool,
-) -> Result<Holding, Refusal> {
+/// What follows when the vNPUs of an intent are made: `read` has each one as it was read back, by device of the record.
+///
+/// One of the wrong template or size is refused; its maker destroys all of them again.
+pub fn made(intent: &Record, read: &[(usize, VnpuReading)]) -> Result<(Record, Vec<Step>), Refusal> {
+    let mut record = intent.clone();
+    for (index, reading) in read {
+        let uid = &record.claim.uid;
+        let Some(holding) = record.devices.get_mut(*index) else { continue };
+        let (device, name) = (holding.device.clone(), cut_name(uid, &holding.stable_id, reading.id));
+        let Some(cut) = &mut holding.cut else { continue };
+        if !reading.is_of(&cut.template) || !vnpu::is_size_of(reading.memory, cut.memory) {
+            let shown = |template: &str, memory: u64| format!("{template} with {}", Quantity::bytes(memory));
+            let wanted = shown(&cut.template, cut.memory);
+            let made = shown(&reading.template, reading.memory);
+            return Err(Refusal::WrongSize { claim: intent.claim.clone(), device, wanted, made });
+        }
+        (cut.id, cut.memory, cut.made) = (reading.id, reading.memory, true);
+        holding.cdi_device = name;
+    }
+    record.phase = Phase::Prepared;
+    let steps = vec![Step::Write(Box::new(record.clone())), Step::Inject(injection(&record))];
+    Ok((record, steps))
+}
+
+/// A memory request that is no whole number of bytes, or less than a mebibyte, was not meant so.
+fn check_numbers(claim: &AllocatedClaim) -> Result<(), Refusal> {
+    for (request, asked) in &claim.asked_memory {
+        if asked.to_u64().is_none_or(|bytes| bytes < MIB) {
+            let bytes =
+                asked.to_u64().map_or_else(|| "no number of bytes".to_owned(), |bytes| format!("{bytes} bytes"));
+            let (claim, request) = (claim.claim.clone(), request.clone());
+            return Err(Refusal::BareNumber { claim, request, asked: asked.to_string(), bytes });
+        }
+    }
+    Ok(())
+}
+
+/// What a result of ours asks for.
+fn ask<'a>(world: World<'a>, claim: &AllocatedClaim, result: &AllocatedDevice) -> Result<Ask<'a>, Refusal> {
+    let reference = &claim.claim;
     let device = result.device.clone();
+    let World { node, offer, inventory, .. } = world;
     if result.pool != node.pool.as_str() {
         let (pool, ours) = (result.pool.clone(), node.pool.to_string());
-        return Err(Refusal::ForeignPool { claim: claim.clone(), device, pool, ours });
+        return Err(Refusal::ForeignPool { claim: reference.clone(), device, pool, ours });
     }
-    if result.share_id.is_some() || !result.consumed_capacity.is_empty() {
-        return Err(Refusal::ShareNotCut { claim: claim.clone(), device, why: node.no_slicing.to_owned() });
+    if slice::is_placeholder(&device) {
+        return Err(Refusal::Placeholder { claim: reference.clone(), device });
     }
-    let Some(npu) = inventory.by_name(&device) else {
-        let why = if inventory.missing.is_empty() {
-            "no card has that name".to_owned()
-        } else {
-            let missing: Vec<_> =
-                inventory.missing.iter().map(|chip| format!("{} ({})", chip.what, chip.why)).collect();
-            format!("cards that cannot be read: {}", missing.join("; "))
-        };
-        return Err(Refusal::DeviceGone { claim: claim.clone(), device, why });
-    };
-    if !result.admin_access {
-        if let Some(holder) = ledger.owners(&npu.stable_id).find(|holder| holder.claim.uid != claim.uid) {
-            let (holder, uid) = (holder.claim.clone(), holder.claim.uid.to_string());
-            return Err(Refusal::Held { claim: claim.clone(), device, holder, uid });
+    let config = config::template_of(claim, result, node.driver.as_str())
+        .map_err(|why| Refusal::BadConfig { claim: reference.clone(), why })?;
+    let bad = |why: String| Err(Refusal::BadConfig { claim: reference.clone(), why });
+    let not_cut =
+        |device: String, why: &str| Err(Refusal::ShareNotCut { claim: reference.clone(), device, why: why.to_owned() });
+    if let Some(npu) = inventory.by_name(&device) {
+        if result.admin_access {
+            return Ok(Ask::Look(npu));
         }
-        let sick = health.get(&npu.stable_id).filter(|health| !health.reading.level.is_usable());
-        if let Some(health) = sick.filter(|_| !replay) {
-            let codes = match codes_text(&health.reading.codes) {
-                codes if codes.is_empty() => codes,
-                codes => format!(", codes {codes}"),
+        let booked = result.consumed_capacity.get(MEMORY).copied();
+        let is_whole = |booked: Quantity| npu.memory().is_some_and(|memory| Quantity::bytes(memory) == booked);
+        if booked.map_or(result.share_id.is_none(), is_whole) {
+            return match config {
+                Some(template) => bad(format!("vnpu.template is {template}, but {device} was allocated whole")),
+                None => Ok(Ask::Whole(npu)),
             };
-            return Err(Refusal::Unhealthy { claim: claim.clone(), device, level: health.reading.level, codes });
+        }
+        if offer.model == Model::Off {
+            return not_cut(device, &offer.why);
+        }
+        let Some(booked) = booked else { return not_cut(device, "the allocation does not say how much was booked") };
+        let sliceable = match slice::sliceable(npu) {
+            Ok(sliceable) => sliceable,
+            Err(why) => return not_cut(device, &why.to_string()),
+        };
+        check_booked(claim, result, booked)?;
+        let of_size = |template: &&Template| Quantity::bytes(template.takes.memory) == booked;
+        let found = match config {
+            Some(name) => match sliceable.template(&name) {
+                Some(template) if of_size(&template) => Some(template),
+                Some(template) => {
+                    let memory = Quantity::bytes(template.takes.memory);
+                    return bad(format!("vnpu.template {name} has {memory}, but {booked} were booked of {device}"));
+                }
+                None => return bad(format!("vnpu.template {name:?} is none of {}", sliceable.names())),
+            },
+            None => sliceable.templates.iter().filter(|template| template.plain).find(of_size),
+        };
+        let Some(template) = found.cloned() else {
+            let valid = sliceable
+                .exact()
+                .iter()
+                .map(|template| Quantity::bytes(template.takes.memory).to_string())
+                .collect::<Vec<_>>();
+            let (claim, booked, valid) = (reference.clone(), booked.to_string(), valid.join(", "));
+            return Err(Refusal::BookedSize { claim, device, booked, valid });
+        };
+        return Ok(Ask::Part(npu, sliceable, template));
+    }
+    for npu in inventory.npus().iter().filter(|npu| device.starts_with(npu.name.as_str())) {
+        // A part that was published before the model or the layout changed is known by its name all the same.
+        if let Some(part) = slice::all_parts(offer, npu).into_iter().find(|part| part.name == device) {
+            if result.admin_access {
+                return Ok(Ask::Look(npu));
+            }
+            if offer.model == Model::Off {
+                return not_cut(device, &offer.why);
+            }
+            return match (slice::sliceable(npu), config) {
+                (Ok(_), Some(name)) if name != part.template.name => {
+                    bad(format!("vnpu.template is {name}, but {device} is a {}", part.template.name))
+                }
+                (Ok(sliceable), _) => Ok(Ask::Part(npu, sliceable, part.template)),
+                (Err(why), _) => not_cut(device, &why.to_string()),
+            };
         }
     }
-    let cdi_device = if result.admin_access {
-        format!("{}_look_{}", claim.uid, npu.stable_id)
-    } else {
-        format!("{}_{}", claim.uid, npu.stable_id)
+    Err(Refusal::DeviceGone { claim: reference.clone(), device, why: gone(inventory) })
+}
+
+fn gone(inventory: &Inventory) -> String {
+    if inventory.missing.is_empty() {
+        return "no card has that name".to_owned();
+    }
+    let missing: Vec<_> = inventory.missing.iter().map(|chip| format!("{} ({})", chip.what, chip.why)).collect();
+    format!("cards that cannot be read: {}", missing.join("; "))
+}
+
+/// The scheduler rounds a request up, never down.
+fn check_booked(claim: &AllocatedClaim, result: &AllocatedDevice, booked: Quantity) -> Result<(), Refusal> {
+    match claim.asked_memory.get(&result.request) {
+        Some(asked) if *asked > booked => Err(Refusal::BookedLess {
+            claim: claim.claim.clone(),
+            device: result.device.clone(),
+            asked: asked.to_string(),
+            booked: booked.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// One result of ours as a holding, or why it cannot be. `earlier` are the claim's holdings so far.
+fn hold(
+    world: World<'_>,
+    claim: &AllocatedClaim,
+    result: &AllocatedDevice,
+    ask: &Ask<'_>,
+    before: Option<&Record>,
+    earlier: &[Holding],
+) -> Result<Holding, Refusal> {
+    let (reference, npu) = (&claim.claim, ask.npu());
+    let uid = &reference.uid;
+    let held = before.and_then(|record| record.devices.iter().find(|holding| is_for(holding, result)));
+    if !matches!(ask, Ask::Look(_)) {
+        check_card(world, reference, result, ask, held.is_some())?;
+    }
+    let (physical_ids, cut, cdi_device) = match ask {
+        Ask::Look(_) => (Vec::new(), None, format!("{uid}_look_{}", npu.stable_id)),
+        Ask::Whole(_) => (npu.physical_ids(), None, format!("{uid}_{}", npu.stable_id)),
+        Ask::Part(_, sliceable, template) => {
+            let kept = before.zip(held.and_then(|held| held.cut.as_ref()));
+            let cut = part(world, reference, npu, sliceable, template, kept, earlier)?;
+            let name = cut_name(uid, &npu.stable_id, cut.id);
+            (Vec::new(), Some(cut), name)
+        }
     };
     Ok(Holding {
         requests: vec![result.main_request().to_owned()],
         pool: result.pool.clone(),
-        device,
+        device: result.device.clone(),
         stable_id: npu.stable_id.clone(),
-        physical_ids: if result.admin_access { Vec::new() } else { npu.physical_ids() },
+        physical_ids,
         admin_access: result.admin_access,
-        share_id: None,
+        share_id: result.share_id.clone(),
         cdi_device,
+        cut,
     })
+}
+
+fn is_for(holding: &Holding, result: &AllocatedDevice) -> bool {
+    holding.device == result.device
+        && holding.admin_access == result.admin_access
+        && holding.share_id == result.share_id
+}
+
+fn cut_name(uid: &ClaimUid, card: &StableId, id: u32) -> String {
+    format!("{uid}_{card}_v{id}")
+}
+
+/// Whether the card may be had at all: by nobody else, healthy, open. A claim that has it keeps it.
+fn check_card(
+    world: World<'_>,
+    claim: &ClaimRef,
+    result: &AllocatedDevice,
+    ask: &Ask<'_>,
+    has_it: bool,
+) -> Result<(), Refusal> {
+    let (npu, device) = (ask.npu(), result.device.clone());
+    let part = matches!(ask, Ask::Part(..));
+    for holder in world.ledger.owners(&npu.stable_id).filter(|holder| holder.claim.uid != claim.uid) {
+        let whole = holder
+            .devices
+            .iter()
+            .any(|other| other.stable_id == npu.stable_id && other.cut.is_none() && !other.admin_access);
+        if !part || whole {
+            let (holder, uid) = (holder.claim.clone(), holder.claim.uid.to_string());
+            return Err(Refusal::Held { claim: claim.clone(), device, holder, uid });
+        }
+    }
+    if has_it {
+        return Ok(());
+    }
+    let sick = world.health.get(&npu.stable_id).filter(|health| !health.reading.level.is_usable());
+    if let Some(health) = sick {
+        let codes = match codes_text(&health.reading.codes) {
+            codes if codes.is_empty() => codes,
+            codes => format!(", codes {codes}"),
+        };
+        return Err(Refusal::Unhealthy { claim: claim.clone(), device, level: health.reading.level, codes });
+    }
+    if let Some(why) = world.offer.closed.get(&npu.stable_id) {
+        return Err(Refusal::Closed { claim: claim.clone(), device, why: why.clone() });
+    }
+    Ok(())
+}
+
+/// A vNPU for a claim: the one that it has, or a new one with an id of our choice.
+fn part(
+    world: World<'_>,
+    claim: &ClaimRef,
+    npu: &Npu,
+    sliceable: &Sliceable,
+    template: &Template,
+    kept: Option<(&Record, &Cut)>,
+    earlier: &[Holding],
+) -> Result<Cut, Refusal> {
+    let device = npu.name.to_string();
+    let Some(reading) = world.readings.get(&npu.stable_id) else {
+        return Err(Refusal::CardBusy { claim: claim.clone(), device, why: "it could not be read".to_owned() });
+    };
+    if let Some((record, cut)) = kept {
+        match reading.vnpu(cut.id) {
+            // A vNPU of the intended id and template is ours, whoever made it again after a reboot.
+            Some(found) if found.is_of(&cut.template) => {
+                return Ok(Cut { made: true, memory: found.memory, ..cut.clone() });
+            }
+            Some(_) => return Err(Refusal::VnpuLost { claim: claim.clone(), device, id: cut.id }),
+            None if record.boot_id == world.node.boot_id && record.phase == Phase::Prepared => {
+                return Err(Refusal::VnpuLost { claim: claim.clone(), device, id: cut.id });
+            }
+            None => {}
+        }
+    }
+    let here = |holding: &&Holding| holding.stable_id == npu.stable_id;
+    let planned: Vec<_> = earlier.iter().filter(here).filter_map(|holding| holding.cut.as_ref()).collect();
+    let named = world.ledger.cut_ids(&npu.stable_id, None);
+    let foreign: Vec<_> = reading.ids().into_iter().filter(|id| !named.contains(id)).collect();
+    if !foreign.is_empty() {
+        let why = format!("it has vNPUs that are not ours: {}", id_text(&foreign));
+        return Err(Refusal::Closed { claim: claim.clone(), device, why });
+    }
+    if reading.vnpus.is_empty() && planned.is_empty() {
+        let why = match &reading.processes {
+            None => Some("the processes on it cannot be read".to_owned()),
+            Some(pids) if pids.is_empty() => None,
+            Some(pids) => Some(format!("processes run on it: {pids:?}")),
+        };
+        if let Some(why) = why {
+            return Err(Refusal::CardBusy { claim: claim.clone(), device, why });
+        }
+    }
+    let unmade: Vec<_> = planned.iter().copied().filter(|cut| !cut.made).collect();
+    check_room(claim, &device, sliceable, template, reading, &unmade)?;
+    let taken: BTreeSet<_> = reading.ids().into_iter().chain(named).chain(planned.iter().map(|cut| cut.id)).collect();
+    let Some(id) = vnpu::ids(npu.physical_id()).find(|id| !taken.contains(id)) else {
+        let (template, left) = (template.name.to_owned(), "no vNPU id is left".to_owned());
+        return Err(Refusal::NoRoom { claim: claim.clone(), device, template, left });
+    };
+    Ok(Cut {
+        template: template.name.to_owned(),
+        memory: template.takes.memory,
+        ai_cores: template.takes.ai_cores,
+        id,
+        made: false,
+        before: reading.ids(),
+    })
+}
+
+/// By our own arithmetic, and by what the chip says is free.
+fn check_room(
+    claim: &ClaimRef,
+    device: &str,
+    sliceable: &Sliceable,
+    template: &Template,
+    reading: &CardReading,
+    unmade: &[&Cut],
+) -> Result<(), Refusal> {
+    let takes = |name: &str| sliceable.template(name).map(|template| template.takes);
+    let made =
+        reading.vnpus.iter().filter_map(|vnpu| sliceable.templates.iter().find(|template| vnpu.is_of(template.name)));
+    let planned = unmade.iter().filter_map(|cut| takes(&cut.template));
+    let ours = made.map(|template| template.takes).chain(planned.clone()).try_fold(sliceable.whole, Resources::minus);
+    let theirs = reading.free.map(|free| planned.clone().try_fold(free, Resources::minus));
+    // The chip keeps some memory for itself, so its own figure is taken with the tolerance of a vNPU's size.
+    let lean = Resources { memory: template.takes.memory - template.takes.memory / 8, ..template.takes };
+    let fits = |left: Option<Resources>, takes| left.and_then(|left| left.minus(takes)).is_some();
+    let count = reading.vnpus.len() + unmade.len();
+    if count < vnpu::VNPUS_MAX && fits(ours, template.takes) && theirs.is_none_or(|left| fits(left, lean)) {
+        return Ok(());
+    }
+    let left = theirs.unwrap_or(ours).or(ours).map_or_else(
+        || "nothing is left".to_owned(),
+        |left| {
+            format!(
+                "{} of memory, {} AI cores and {} AI CPUs are left",
+                Quantity::bytes(left.memory),
+                left.ai_cores,
+                left.ai_cpus
+            )
+        },
+    );
+    Err(Refusal::NoRoom { claim: claim.clone(), device: device.to_owned(), template: template.name.to_owned(), left })
+}
+
+fn id_text(ids: &[u32]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A claim that is prepared keeps its devices until it is unprepared.
 fn check_same_devices(before: &Record, ours: &[&AllocatedDevice]) -> Result<(), Refusal> {
+    let key = |device: &str, admin: bool, share: &Option<String>| (device.to_owned(), admin, share.clone());
     let prepared: BTreeSet<_> =
-        before.devices.iter().map(|holding| (holding.device.as_str(), holding.admin_access)).collect();
-    let allocated: BTreeSet<_> = ours.iter().map(|result| (result.device.as_str(), result.admin_access)).collect();
-    if prepared == allocated {
+        before.devices.iter().map(|holding| key(&holding.device, holding.admin_access, &holding.share_id)).collect();
+    let allocated: BTreeSet<_> =
+        ours.iter().map(|result| key(&result.device, result.admin_access, &result.share_id)).collect();
+    // A record that was rebuilt from its CDI file does not know shares.
+    let rebuilt = before.devices.iter().all(|holding| holding.requests.is_empty());
+    let bare = |keys: &BTreeSet<(String, bool, Option<String>)>| {
+        keys.iter().map(|(device, admin, _)| (device.clone(), *admin)).collect::<BTreeSet<_>>()
+    };
+    if prepared == allocated || (rebuilt && bare(&prepared) == bare(&allocated)) {
         return Ok(());
     }
     Err(Refusal::Reallocated {
@@ -255,43 +601,113 @@ fn check_same_devices(before: &Record, ours: &[&AllocatedDevice]) -> Result<(), 
     })
 }
 
-fn answer(driver: &DriverName, holding: &Holding) -> PreparedDevice {
-    PreparedDevice {
+/// Answer for kubelet, one device a share.
+pub fn answer(driver: &DriverName, record: &Record) -> Vec<PreparedDevice> {
+    let device = |holding: &Holding| PreparedDevice {
         request_names: holding.requests.clone(),
         pool: holding.pool.clone(),
         device: holding.device.clone(),
         cdi_device_ids: vec![format!("{driver}/npu={}", holding.cdi_device)],
         share_id: holding.share_id.clone(),
-    }
+    };
+    record.devices.iter().map(device).collect()
 }
 
 /// What the CDI file of a record holds.
-#[must_use]
 pub fn injection(record: &Record) -> Injection {
-    let devices = record
-        .devices
-        .iter()
-        .map(|holding| InjectedDevice { name: holding.cdi_device.clone(), physical_ids: holding.physical_ids.clone() })
-        .collect();
-    Injection { claim: record.claim.clone(), devices }
+    let device = |holding: &Holding| InjectedDevice {
+        name: holding.cdi_device.clone(),
+        physical_ids: holding.physical_ids.clone(),
+        vnpu: holding.cut.as_ref().map(|cut| cut.id),
+    };
+    Injection { claim: record.claim.clone(), devices: record.devices.iter().map(device).collect() }
 }
 
-/// Plans an unprepare. Needs neither the API server nor the hardware; a claim that we never knew is success.
+/// Steps that let go of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Steps before its vNPUs are destroyed.
+    pub first: Vec<Step>,
+    /// Its vNPUs, with the identity and the physical id of their cards; [`verdict`] says what to do with each.
+    pub cuts: Vec<(StableId, u32, Cut)>,
+    /// Steps after.
+    pub last: Vec<Step>,
+}
+
+/// Plans an unprepare. Needs no API server, and for whole NPUs no hardware; a claim that we never knew is success.
 ///
-/// `file` tells whether a CDI file of the claim is on disk: a damaged record without one holds nothing.
-pub fn unprepare(uid: &ClaimUid, ledger: &Ledger, file: bool) -> Result<Vec<Step>, Refusal> {
+/// `traces` tells whether a damaged record may stand for anything: a CDI file of the claim is on disk, or a vNPU that
+/// nobody owns is on the node.
+pub fn unprepare(uid: &ClaimUid, ledger: &Ledger, traces: bool) -> Result<Release, Refusal> {
     if let Some(quarantined) = ledger.quarantined(uid)
-        && file
+        && traces
     {
         return Err(Refusal::Quarantined { uid: uid.to_string(), why: quarantined.why.clone() });
     }
-    Ok(release(uid))
+    Ok(release(uid, ledger))
 }
 
-/// Steps that let go of a claim whatever is known of it: root's `npuctl claims release UID --force`.
-#[must_use]
-pub fn release(uid: &ClaimUid) -> Vec<Step> {
-    vec![Step::Withdraw(uid.clone()), Step::Forget(uid.clone())]
+/// Lets go of a claim whatever is known of it: root's `npuctl claims release UID --force`.
+pub fn release(uid: &ClaimUid, ledger: &Ledger) -> Release {
+    let record = ledger.get(uid);
+    let holdings = record.iter().flat_map(|record| &record.devices);
+    let cut =
+        |holding: &Holding| Some((holding.stable_id.clone(), chip_of(holding.cut.as_ref()?.id), holding.cut.clone()?));
+    let cuts: Vec<_> = holdings.filter_map(cut).collect();
+    let mut first = Vec::with_capacity(2);
+    if let Some(record) = record.filter(|record| !cuts.is_empty() && record.phase != Phase::Releasing) {
+        first.push(Step::Write(Box::new(Record { phase: Phase::Releasing, ..record.clone() })));
+    }
+    first.push(Step::Withdraw(uid.clone()));
+    Release { first, cuts, last: vec![Step::Forget(uid.clone())] }
+}
+
+/// The chip whose range a vNPU id is in.
+fn chip_of(id: u32) -> u32 {
+    id.saturating_sub(vnpu::ids(0).start) / 16
+}
+
+/// What to do with a vNPU that a record names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is not there (any more).
+    Gone,
+    /// Destroy this id.
+    Destroy(u32),
+    /// One of these may be it; none is touched.
+    Disputed(Vec<u32>),
+}
+
+/// Finds a record's vNPU on its card. `named` are the ids that other records name.
+pub fn verdict(cut: &Cut, reading: &CardReading, named: &BTreeSet<u32>) -> Verdict {
+    if let Some(found) = reading.vnpu(cut.id) {
+        // Another template under our id is somebody else's: ours is gone.
+        return if found.is_of(&cut.template) { Verdict::Destroy(cut.id) } else { Verdict::Gone };
+    }
+    if cut.made {
+        return Verdict::Gone;
+    }
+    // The library may have ignored the wanted id: what is new since the intent, and of its template, is it.
+    let new: Vec<_> = reading
+        .vnpus
+        .iter()
+        .filter(|vnpu| !cut.before.contains(&vnpu.id) && !named.contains(&vnpu.id) && vnpu.is_of(&cut.template))
+        .map(|vnpu| vnpu.id)
+        .collect();
+    match new[..] {
+        [] => Verdict::Gone,
+        [id] => Verdict::Destroy(id),
+        _ => Verdict::Disputed(new),
+    }
+}
+
+/// After a destroy failed: the id under which the library made the vNPU again, if it did.
+pub fn remade(cut: &Cut, before: &CardReading, after: &CardReading) -> Option<u32> {
+    let new = after.vnpus.iter().filter(|vnpu| before.vnpu(vnpu.id).is_none() && vnpu.is_of(&cut.template));
+    match new.map(|vnpu| vnpu.id).collect::<Vec<_>>()[..] {
+        [id] if after.vnpu(cut.id).is_none() => Some(id),
+        _ => None,
+    }
 }
 
 /// What start-up has to do.
@@ -299,6 +715,8 @@ pub fn release(uid: &ClaimUid) -> Vec<Step> {
 pub struct Recovery {
     /// Steps in any order: each claim has at most one.
     pub steps: Vec<Step>,
+    /// Claims that were cut off while vNPUs were made or destroyed: they are released. Nothing was answered for them.
+    pub releases: Vec<ClaimUid>,
     /// Claims whose damaged records were rebuilt.
     pub rebuilt: Vec<ClaimUid>,
     /// CDI files that no record owned.
@@ -309,18 +727,23 @@ pub struct Recovery {
 /// rebuilt from its CDI file where card and file agree.
 ///
 /// Records of an earlier boot keep their devices; they are re-done at the next prepare.
-#[must_use]
-pub fn recover(node: &Node, ledger: &Ledger, inventory: &Inventory, files: &[FoundFile], now: Timestamp) -> Recovery {
+pub fn recover(world: World<'_>, files: &[FoundFile]) -> Recovery {
     let mut recovery = Recovery::default();
-    for record in ledger.records().filter(|record| record.boot_id == node.boot_id) {
-        recovery.steps.push(Step::Inject(injection(record)));
+    for record in world.ledger.records() {
+        match record.phase {
+            Phase::Intent | Phase::Releasing => recovery.releases.push(record.claim.uid.clone()),
+            Phase::Prepared if record.boot_id == world.node.boot_id => {
+                recovery.steps.push(Step::Inject(injection(record)));
+            }
+            Phase::Prepared => {}
+        }
     }
     for file in files {
-        if ledger.get(&file.uid).is_some() {
+        if world.ledger.get(&file.uid).is_some() {
             continue;
         }
-        if ledger.quarantined(&file.uid).is_some() {
-            if let Some(record) = rebuild(node, file, inventory, ledger, now) {
+        if world.ledger.quarantined(&file.uid).is_some() {
+            if let Some(record) = rebuild(world, file) {
                 recovery.rebuilt.push(file.uid.clone());
                 recovery.steps.push(Step::Write(Box::new(record)));
             }
@@ -332,16 +755,29 @@ pub fn recover(node: &Node, ledger: &Ledger, inventory: &Inventory, files: &[Fou
     recovery
 }
 
-/// The record that a CDI file stands for, if every device of it is a card of ours that nobody else owns.
-fn rebuild(node: &Node, file: &FoundFile, inventory: &Inventory, ledger: &Ledger, now: Timestamp) -> Option<Record> {
+/// The record that a CDI file stands for, if every device of it is a card or a vNPU that nobody else owns.
+fn rebuild(world: World<'_>, file: &FoundFile) -> Option<Record> {
+    let World { node, inventory, ledger, .. } = world;
     let content =
         file.content.as_ref().filter(|content| content.claim.uid == file.uid && !content.devices.is_empty())?;
     let mut devices = Vec::new();
     for device in &content.devices {
         let rest = device.name.strip_prefix(file.uid.as_str())?.strip_prefix('_')?;
-        let (admin_access, id) = rest.strip_prefix("look_").map_or((false, rest), |id| (true, id));
+        let (admin_access, rest) = rest.strip_prefix("look_").map_or((false, rest), |id| (true, id));
+        let id = device.vnpu.map_or(Some(rest), |vnpu| rest.strip_suffix(&format!("_v{vnpu}")))?;
         let npu = inventory.by_stable_id(&StableId::from_text(id)?)?;
-        if !admin_access && ledger.owners(&npu.stable_id).next().is_some() {
+        let cut = match device.vnpu {
+            Some(vnpu) => Some(found_cut(world, npu, vnpu)?),
+            None => None,
+        };
+        let mut owners = ledger.owners(&npu.stable_id).flat_map(|record| &record.devices);
+        let whole = |other: &Holding| other.stable_id == npu.stable_id && other.cut.is_none() && !other.admin_access;
+        let taken = match (&cut, admin_access) {
+            (_, true) => false,
+            (Some(_), _) => owners.any(whole),
+            (None, _) => owners.next().is_some(),
+        };
+        if taken {
             return None;
         }
         devices.push(Holding {
@@ -349,14 +785,71 @@ fn rebuild(node: &Node, file: &FoundFile, inventory: &Inventory, ledger: &Ledger
             pool: node.pool.to_string(),
             device: npu.name.to_string(),
             stable_id: npu.stable_id.clone(),
-            physical_ids: if admin_access { Vec::new() } else { npu.physical_ids() },
+            physical_ids: if admin_access || cut.is_some() { Vec::new() } else { npu.physical_ids() },
             admin_access,
             share_id: None,
             cdi_device: device.name.clone(),
+            cut,
         });
     }
     let (claim, boot_id) = (content.claim.clone(), node.boot_id.clone());
-    Some(Record { claim, boot_id, phase: Phase::Prepared, prepared_at: now, devices })
+    Some(Record { claim, boot_id, phase: Phase::Prepared, prepared_at: world.now, devices })
+}
+
+/// A vNPU that a CDI file names and no record does, as it is on the card.
+fn found_cut(world: World<'_>, npu: &Npu, id: u32) -> Option<Cut> {
+    let found = world.readings.get(&npu.stable_id)?.vnpu(id)?;
+    if world.ledger.cut_ids(&npu.stable_id, None).contains(&id) {
+        return None;
+    }
+    let sliceable = slice::sliceable(npu).ok()?;
+    let template = sliceable.templates.iter().find(|template| found.is_of(template.name))?;
+    Some(Cut {
+        template: template.name.to_owned(),
+        memory: found.memory,
+        ai_cores: found.ai_cores,
+        id,
+        made: true,
+        before: Vec::new(),
+    })
+}
+
+/// Why a card takes no new claims: a vNPU or a process that is not ours, or a vNPU of ours that somebody destroyed.
+pub fn closed(npu: &Npu, reading: &CardReading, node: &Node, ledger: &Ledger) -> Option<String> {
+    let named = ledger.cut_ids(&npu.stable_id, None);
+    let foreign: Vec<_> = reading.ids().into_iter().filter(|id| !named.contains(id)).collect();
+    if !foreign.is_empty() {
+        return Some(format!("it has vNPUs that are not ours: {}", id_text(&foreign)));
+    }
+    let lost = lost(npu, reading, node, ledger);
+    if let Some((_, id)) = lost.first() {
+        return Some(format!("vNPU {id} was destroyed by somebody else"));
+    }
+    match &reading.processes {
+        Some(pids) if !pids.is_empty() && ledger.owners(&npu.stable_id).next().is_none() => {
+            Some("a process runs on it that is not of a claim".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// vNPUs of prepared claims of this boot that are no longer on their card.
+pub fn lost(npu: &Npu, reading: &CardReading, node: &Node, ledger: &Ledger) -> Vec<(ClaimRef, u32)> {
+    let mut lost = Vec::new();
+    let live = |record: &&Record| record.phase == Phase::Prepared && record.boot_id == node.boot_id;
+    for record in ledger.owners(&npu.stable_id).filter(live) {
+        for cut in record
+            .devices
+            .iter()
+            .filter(|holding| holding.stable_id == npu.stable_id)
+            .filter_map(|holding| holding.cut.as_ref())
+        {
+            if cut.made && reading.vnpu(cut.id).is_none_or(|found| !found.is_of(&cut.template)) {
+                lost.push((record.claim.clone(), cut.id));
+            }
+        }
+    }
+    lost
 }
 
 #[cfg(test)]
@@ -378,7 +871,7 @@ mod tests {
     fn node() -> Node {
         let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
         let driver = DriverName::new("npu.huawei.com").unwrap();
-        Node { driver, pool, boot_id: BOOT.to_owned(), no_slicing: "not in this build" }
+        Node { driver, pool, boot_id: BOOT.to_owned() }
     }
 
     fn uid(n: usize) -> ClaimUid {
@@ -400,7 +893,7 @@ mod tests {
             })
             .collect();
         let claim = ClaimRef { namespace: "ml".to_owned(), name: format!("claim-{n}"), uid: uid(n) };
-        AllocatedClaim { claim, results, config: Vec::new() }
+        AllocatedClaim { claim, results, config: Vec::new(), asked_memory: BTreeMap::new() }
     }
 
     fn now() -> Timestamp {
@@ -450,17 +943,53 @@ mod tests {
         }
     }
 
+    /// What a plan goes by, owned.
+    struct Setting {
+        node: Node,
+        offer: Offer,
+        inventory: Inventory,
+        health: HealthMap,
+        ledger: Ledger,
+        readings: Readings,
+        now: Timestamp,
+    }
+
+    impl Setting {
+        fn of(disk: &Disk) -> Self {
+            let (inventory, health, ledger) = (inventory_of(8), HealthMap::new(), disk.ledger());
+            Self {
+                node: node(),
+                offer: Offer::default(),
+                inventory,
+                health,
+                ledger,
+                readings: Readings::new(),
+                now: now(),
+            }
+        }
+
+        fn world(&self) -> World<'_> {
+            let Self { node, offer, inventory, health, ledger, readings, now } = self;
+            World { node, offer, inventory, health, ledger, readings, now: *now }
+        }
+    }
+
     fn plan(claim: &AllocatedClaim, disk: &Disk) -> Result<Prepare, Refusal> {
-        prepare(&node(), claim, &inventory_of(8), &HealthMap::new(), &disk.ledger(), now())
+        prepare(Setting::of(disk).world(), claim)
     }
 
     fn recovered(disk: &Disk) -> Disk {
         let mut disk = disk.clone();
-        let ledger = disk.ledger();
-        for step in recover(&node(), &ledger, &inventory_of(8), &disk.found(), now()).steps {
+        for step in recover(Setting::of(&disk).world(), &disk.found()).steps {
             disk.apply(&step);
         }
         disk
+    }
+
+    /// Unprepares on a disk without vNPUs.
+    fn steps_of(release: Release) -> Vec<Step> {
+        assert_eq!(release.cuts, []);
+        [release.first, release.last].concat()
     }
 
     #[test]
@@ -470,7 +999,7 @@ mod tests {
         assert_eq!(names, ["writing the record", "writing the CDI file"]);
         let id = "npu.huawei.com/npu=0000-1_0000A003-00000001-00000002-00000003-00000004";
         assert_eq!(
-            prepared.answer,
+            answer(&node().driver, &prepared.record),
             [PreparedDevice {
                 request_names: vec!["r0".to_owned()],
                 pool: "master/npu".to_owned(),
@@ -505,8 +1034,9 @@ mod tests {
         let mut disk = Disk::default();
         plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
         let look = plan(&claim(2, &[("npu-3", true), ("npu-3", true), ("npu-4", true)]), &disk).unwrap();
-        assert_eq!(look.answer.len(), 2);
-        assert_eq!(look.answer[0].request_names, ["r0", "r1"]);
+        let answer = answer(&node().driver, &look.record);
+        assert_eq!(answer.len(), 2);
+        assert_eq!(answer[0].request_names, ["r0", "r1"]);
         assert!(look.record.devices.iter().all(|holding| holding.physical_ids.is_empty()));
         look.steps.iter().for_each(|step| disk.apply(step));
         disk.assert_legal();
@@ -533,28 +1063,28 @@ mod tests {
 
     #[test]
     fn a_gone_device_names_the_chips_that_cannot_be_read() {
-        let mut inventory = inventory_of(1);
-        inventory.missing = vec![MissingChip { what: "card 3".to_owned(), why: "-8012".to_owned() }];
-        let refusal =
-            prepare(&node(), &claim(1, &[("npu-3", false)]), &inventory, &HealthMap::new(), &Ledger::default(), now());
-        let text = refusal.unwrap_err().to_string();
+        let mut setting = Setting::of(&Disk::default());
+        setting.inventory = inventory_of(1);
+        setting.inventory.missing = vec![MissingChip { what: "card 3".to_owned(), why: "-8012".to_owned() }];
+        let text = prepare(setting.world(), &claim(1, &[("npu-3", false)])).unwrap_err().to_string();
         assert!(text.contains("card 3 (-8012)"), "{text}");
     }
 
     #[test]
     fn a_sick_card_takes_no_new_claim_but_keeps_the_one_it_has() {
-        let inventory = inventory_of(8);
+        let mut setting = Setting::of(&Disk::default());
         let sick = Health {
             reading: HealthReading { codes: vec![0x80E0_1801], ..HealthReading::of(Level::Critical) },
             since: now(),
         };
-        let health = HealthMap::from([(inventory.npus()[3].stable_id.clone(), sick)]);
+        setting.health.insert(setting.inventory.npus()[3].stable_id.clone(), sick);
         let wanted = claim(1, &[("npu-3", false)]);
-        let refusal = prepare(&node(), &wanted, &inventory, &health, &Ledger::default(), now()).unwrap_err();
+        let refusal = prepare(setting.world(), &wanted).unwrap_err();
         assert!(refusal.to_string().ends_with("critical, codes 80E01801"), "{refusal}");
         let mut disk = Disk::default();
         plan(&wanted, &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
-        prepare(&node(), &wanted, &inventory, &health, &disk.ledger(), now()).unwrap();
+        setting.ledger = disk.ledger();
+        prepare(setting.world(), &wanted).unwrap();
     }
 
     #[test]
@@ -570,12 +1100,14 @@ mod tests {
         let mut disk = Disk::default();
         let wanted = claim(1, &[("npu-3", false)]);
         plan(&wanted, &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
-        let rebooted = Node { boot_id: "boot-2".to_owned(), ..node() };
-        let later = Timestamp::from_second(2_000).unwrap();
-        let again = prepare(&rebooted, &wanted, &inventory_of(8), &HealthMap::new(), &disk.ledger(), later).unwrap();
+        let mut rebooted = Setting::of(&disk);
+        rebooted.node.boot_id = "boot-2".to_owned();
+        rebooted.now = Timestamp::from_second(2_000).unwrap();
+        let later = rebooted.now;
+        let again = prepare(rebooted.world(), &wanted).unwrap();
         assert_eq!(again.steps.len(), 2);
         assert_eq!((again.record.boot_id.as_str(), again.record.prepared_at), ("boot-2", later));
-        assert_eq!(recover(&rebooted, &disk.ledger(), &inventory_of(8), &disk.found(), now()), Recovery::default());
+        assert_eq!(recover(rebooted.world(), &disk.found()), Recovery::default());
     }
 
     #[test]
@@ -583,11 +1115,11 @@ mod tests {
         let mut disk = Disk::default();
         plan(&claim(1, &[("npu-3", false)]), &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
         let quarantined = Quarantined { uid: uid(1), why: "its checksum is wrong".to_owned(), path: String::new() };
-        let mut ledger = Ledger::default();
-        ledger.quarantine(quarantined);
-        assert!(matches!(unprepare(&uid(1), &ledger, true), Err(Refusal::Quarantined { .. })));
-        assert_eq!(unprepare(&uid(1), &ledger, false).unwrap(), release(&uid(1)));
-        let recovery = recover(&node(), &ledger, &inventory_of(8), &disk.found(), now());
+        let mut setting = Setting::of(&Disk::default());
+        setting.ledger.quarantine(quarantined);
+        assert!(matches!(unprepare(&uid(1), &setting.ledger, true), Err(Refusal::Quarantined { .. })));
+        assert_eq!(unprepare(&uid(1), &setting.ledger, false).unwrap(), release(&uid(1), &setting.ledger));
+        let recovery = recover(setting.world(), &disk.found());
         assert_eq!(recovery.rebuilt, [uid(1)]);
         let Step::Write(record) = &recovery.steps[0] else { panic!("{recovery:?}") };
         assert_eq!(record.device_names(), "npu-3");
@@ -595,10 +1127,10 @@ mod tests {
         // Not if somebody else owns the card by now.
         plan(&claim(2, &[("npu-3", false)]), &Disk::default()).unwrap().steps.iter().for_each(|step| {
             if let Step::Write(record) = step {
-                ledger.insert((**record).clone());
+                setting.ledger.insert((**record).clone());
             }
         });
-        assert_eq!(recover(&node(), &ledger, &inventory_of(8), &disk.found(), now()).rebuilt, []);
+        assert_eq!(recover(setting.world(), &disk.found()).rebuilt, []);
     }
 
     fn devices() -> impl Strategy<Value = Vec<(&'static str, bool)>> {
@@ -619,7 +1151,9 @@ mod tests {
             if let Ok(prepared) = plan(&claim(99, &mine), &disk) {
                 prepared.steps.iter().for_each(|step| disk.apply(step));
                 disk.assert_legal();
-                unprepare(&uid(99), &disk.ledger(), true).unwrap().iter().for_each(|step| disk.apply(step));
+                for step in steps_of(unprepare(&uid(99), &disk.ledger(), true).unwrap()) {
+                    disk.apply(&step);
+                }
             }
             prop_assert_eq!(disk, before);
         }
@@ -631,7 +1165,7 @@ mod tests {
                 first.steps.iter().for_each(|step| disk.apply(step));
                 let before = disk.clone();
                 let second = plan(&claim(1, &mine), &disk).unwrap();
-                prop_assert_eq!(&second.answer, &first.answer);
+                prop_assert_eq!(answer(&node().driver, &second.record), answer(&node().driver, &first.record));
                 prop_assert!(second.steps.iter().all(|step| matches!(step, Step::Inject(_))), "a replay writes no record");
                 second.steps.iter().for_each(|step| disk.apply(step));
                 prop_assert_eq!(disk, before);
@@ -649,7 +1183,7 @@ mod tests {
             if let Ok(prepared) = plan(&claim(99, &mine), &disk) {
                 if gone {
                     prepared.steps.iter().for_each(|step| disk.apply(step));
-                    unprepare(&uid(99), &disk.ledger(), true).unwrap().iter().take(cut).for_each(|step| disk.apply(step));
+                    steps_of(unprepare(&uid(99), &disk.ledger(), true).unwrap()).iter().take(cut).for_each(|step| disk.apply(step));
                 } else {
                     prepared.steps.iter().take(cut).for_each(|step| disk.apply(step));
                 }

@@ -1,6 +1,6 @@
 //! The state of one claim: all that undo and replay need, and the ledger of who holds what.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,12 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Phase {
+    /// vNPUs are about to be made: some of those that it names may exist. Nothing was answered yet.
+    Intent,
     /// Its devices are its own, its CDI file is written or is about to be.
     Prepared,
+    /// Its vNPUs are about to be destroyed: some of those that it names may be gone.
+    Releasing,
 }
 
 impl Phase {
@@ -23,7 +27,9 @@ impl Phase {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Intent => "preparing",
             Self::Prepared => "prepared",
+            Self::Releasing => "releasing",
         }
     }
 }
@@ -64,6 +70,26 @@ pub struct Holding {
     pub share_id: Option<String>,
     /// Name of its device in the CDI file.
     pub cdi_device: String,
+    /// The vNPU that it is, if it is a part of a card.
+    pub cut: Option<Cut>,
+}
+
+/// A vNPU of ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cut {
+    /// Template.
+    pub template: String,
+    /// Memory in bytes: the template's, and once it is made as it was read back.
+    pub memory: u64,
+    /// AI cores.
+    pub ai_cores: u32,
+    /// Its id, chosen by us.
+    pub id: u32,
+    /// True once it was made and read back.
+    pub made: bool,
+    /// Ids on the chip before it was made: a library that ignores the wanted id is found out by them.
+    pub before: Vec<u32>,
 }
 
 impl Record {
@@ -153,6 +179,13 @@ impl Ledger {
     /// The records of the claims that own (a part of) a card.
     pub fn owners(&self, card: &StableId) -> impl Iterator<Item = &Record> {
         self.owners.get(card).into_iter().flatten().filter_map(|uid| self.records.get(uid))
+    }
+
+    /// Ids of the vNPUs that records name on a card, other than those of `but`.
+    pub fn cut_ids(&self, card: &StableId, but: Option<&ClaimUid>) -> BTreeSet<u32> {
+        let others = self.owners(card).filter(|record| Some(&record.claim.uid) != but);
+        let holdings = others.flat_map(|record| &record.devices).filter(|holding| holding.stable_id == *card);
+        holdings.filter_map(|holding| holding.cut.as_ref()).map(|cut| cut.id).collect()
     }
 
     /// Holds a claim whose record is damaged.

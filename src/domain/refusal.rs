@@ -110,6 +110,129 @@ pub enum Refusal {
         /// Why not.
         why: String,
     },
+    /// The memory that the claim asks for is no sensible number of bytes.
+    #[error(
+        "request {request} of claim {claim} asks for memCapacity {asked}, which is {bytes} to Kubernetes; write the unit, for example 10000Mi"
+    )]
+    BareNumber {
+        /// The claim.
+        claim: ClaimRef,
+        /// The request.
+        request: String,
+        /// What it asks for.
+        asked: String,
+        /// What that means.
+        bytes: String,
+    },
+    /// What the scheduler booked is no size that the card can be cut into.
+    #[error("claim {claim} was booked {booked} of {device}, which can be cut into {valid} only")]
+    BookedSize {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// What was booked.
+        booked: String,
+        /// What can be.
+        valid: String,
+    },
+    /// The scheduler booked less than the claim asks for.
+    #[error("claim {claim} asks for {asked} of memory, but was booked {booked} of {device}")]
+    BookedLess {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// What it asks for.
+        asked: String,
+        /// What was booked.
+        booked: String,
+    },
+    /// The allocation names a placeholder.
+    #[error(
+        "claim {claim} was allocated the placeholder {device}; select NPUs with device.attributes[\"npu.huawei.com\"].type == \"npu\", and switch on the gate DRAPartitionableDevices"
+    )]
+    Placeholder {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+    },
+    /// The card takes no new claims.
+    #[error("{device} takes no new claims, so claim {claim} cannot have it: {why}")]
+    Closed {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// Why.
+        why: String,
+    },
+    /// The card has not enough left.
+    #[error("there is no room for {template} of claim {claim} on {device}: {left}")]
+    NoRoom {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// The template.
+        template: String,
+        /// What is left.
+        left: String,
+    },
+    /// A process runs on the card, or may.
+    #[error("{device} is not cut for claim {claim}: {why}; the first cut of a card disturbs what runs on it")]
+    CardBusy {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// Which processes, or why they are not known.
+        why: String,
+    },
+    /// The new vNPU is not what was asked for; it was destroyed again.
+    #[error("claim {claim} wanted {wanted} on {device}, but the card made {made}; it was destroyed again")]
+    WrongSize {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// Template and size that were asked for.
+        wanted: String,
+        /// Template and size that were made.
+        made: String,
+    },
+    /// A vNPU of the claim is gone, and it was not us.
+    #[error("vNPU {id} of claim {claim} on {device} was destroyed by somebody else; delete the pod")]
+    VnpuLost {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// Its id.
+        id: u32,
+    },
+    /// Which vNPU is the claim's cannot be told.
+    #[error("which of the vNPUs {ids} on {device} belongs to claim {claim} cannot be told; none is destroyed")]
+    Disputed {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// The candidates.
+        ids: String,
+    },
+    /// An unprepare of the claim has begun and not ended.
+    #[error("claim {0} is being released; kubelet will try again")]
+    Releasing(ClaimRef),
+    /// The configuration of claim or class is not valid.
+    #[error("the configuration of claim {claim} is not valid: {why}")]
+    BadConfig {
+        /// The claim.
+        claim: ClaimRef,
+        /// Field, value and what is allowed.
+        why: String,
+    },
     /// The claim is prepared with other devices than its allocation names now.
     #[error("claim {claim} is prepared with {prepared}, but is now allocated {allocated}; it must be unprepared first")]
     Reallocated {
@@ -187,18 +310,30 @@ impl Refusal {
             | Self::Failed { .. }
             | Self::Overtaken(_)
             | Self::Stopping
+            | Self::Releasing(_)
+            | Self::CardBusy { .. }
             | Self::Internal(..)
             | Self::ClaimUnreadable { retry: true, .. } => Kind::Retry,
             Self::DeviceGone { .. } | Self::ClaimMissing(_) | Self::NotAllocated(_) | Self::ClaimReplaced { .. } => {
                 Kind::NotFound
             }
-            Self::Held { .. } | Self::Reallocated { .. } | Self::Quarantined { .. } => Kind::Conflict,
-            Self::Unhealthy { .. } => Kind::Exhausted,
+            Self::Held { .. }
+            | Self::Reallocated { .. }
+            | Self::Quarantined { .. }
+            | Self::Disputed { .. }
+            | Self::VnpuLost { .. } => Kind::Conflict,
+            Self::Unhealthy { .. } | Self::Closed { .. } | Self::NoRoom { .. } => Kind::Exhausted,
             Self::NothingForUs(..)
             | Self::TooManyDevices(..)
             | Self::ForeignPool { .. }
             | Self::Twice { .. }
             | Self::ShareNotCut { .. }
+            | Self::BareNumber { .. }
+            | Self::BookedSize { .. }
+            | Self::BookedLess { .. }
+            | Self::Placeholder { .. }
+            | Self::WrongSize { .. }
+            | Self::BadConfig { .. }
             | Self::BadName(_)
             | Self::ClaimUnreadable { retry: false, .. } => Kind::Permanent,
         }

@@ -7,7 +7,7 @@
 //! * A job is a task of its own: it goes on when kubelet drops the call.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,13 +20,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info_span};
 
 use super::{
-    Core, now,
+    Core, cards, now,
     steps::{self, Outcome},
 };
 use crate::domain::{
-    claim::{ClaimRef, ClaimUid, PreparedDevice},
+    claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
     notice::Notice,
-    plan::Step,
+    plan::{self, Readings, Step},
+    record::{Cut, Record},
     refusal::Refusal,
 };
 
@@ -246,7 +247,28 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
     if cancel.is_cancelled() {
         return overtaken();
     }
-    let (prepare, before) = core.state.reserve(&allocated, now())?;
+    let cards = core.state.cards_to_read(&allocated);
+    if cards.is_empty() {
+        return prepare_whole(core, &allocated, cancel).await;
+    }
+    let _locks = tokio::select! {
+        biased;
+        () = cancel.cancelled() => return overtaken(),
+        locks = core.cards.lock(&cards) => locks,
+    };
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => return overtaken(),
+        replayed = cards::replayed(core, claim) => replayed?,
+    }
+    let readings = cards::read(core, claim, &cards).await?;
+    prepare_cut(core, &allocated, &readings, cancel).await
+}
+
+/// Whole cards: disk work only, all of it in one go.
+async fn prepare_whole(core: &Arc<Core>, allocated: &AllocatedClaim, cancel: &CancellationToken) -> PrepareResult {
+    let claim = &allocated.claim;
+    let (prepare, before) = core.state.reserve(allocated, &Readings::new(), now())?;
     let (disk, steps, token, earlier) = (core.disk.clone(), prepare.steps, cancel.clone(), before.clone());
     let run = move || steps::run(&*disk, &steps, earlier.as_ref(), &|| token.is_cancelled());
     let outcome = match tokio::task::spawn_blocking(run).await {
@@ -255,23 +277,86 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
         Err(panic) => return Err(Refusal::Internal(claim.clone(), panic.to_string())),
     };
     match outcome {
-        Outcome::Done => {
-            core.outbox.say(&Notice::Prepared {
-                claim: claim.clone(),
-                devices: prepare.record.device_names(),
-                replay: before.is_some(),
-            });
-            Ok(prepare.answer)
-        }
+        Outcome::Done => Ok(prepared(core, &prepare.record, before.is_some())),
         Outcome::Undone { step, why } => {
             core.state.unreserve(&claim.uid, before);
             match why {
                 Some(why) => Err(Refusal::Failed { claim: claim.clone(), what: step, why }),
-                None => overtaken(),
+                None => Err(Refusal::Overtaken(claim.clone())),
             }
         }
         Outcome::Stuck { step, why } => Err(Refusal::Failed { claim: claim.clone(), what: step, why }),
     }
+}
+
+fn prepared(core: &Core, record: &Record, replay: bool) -> Vec<PreparedDevice> {
+    core.outbox.say(&Notice::Prepared { claim: record.claim.clone(), devices: record.device_names(), replay });
+    plan::answer(&core.node.driver, record)
+}
+
+/// Parts of cards: intent, make, read back, record. The caller holds the locks of the cards.
+async fn prepare_cut(
+    core: &Arc<Core>,
+    allocated: &AllocatedClaim,
+    readings: &Readings,
+    cancel: &CancellationToken,
+) -> PrepareResult {
+    let claim = &allocated.claim;
+    let (prepare, before) = core.state.reserve(allocated, readings, now())?;
+    let failed = |(what, why)| Refusal::Failed { claim: claim.clone(), what, why };
+    if prepare.orders.is_empty() {
+        // A replay: all its vNPUs are there.
+        steps::on_disk(core, prepare.steps).await.map_err(failed)?;
+        return Ok(prepared(core, &prepare.record, before.is_some()));
+    }
+    let intent = prepare.record;
+    let done = async {
+        steps::on_disk(core, prepare.steps).await.map_err(failed)?;
+        let mut read = Vec::with_capacity(prepare.orders.len());
+        for order in &prepare.orders {
+            if cancel.is_cancelled() {
+                return Err(Refusal::Overtaken(claim.clone()));
+            }
+            read.push((order.device, cards::make(core, claim, order).await?));
+        }
+        let (record, steps) = plan::made(&intent, &read)?;
+        core.state.enter(record.clone());
+        steps::on_disk(core, steps).await.map_err(failed)?;
+        Ok(record)
+    };
+    match done.await {
+        Ok(record) => Ok(prepared(core, &record, before.is_some())),
+        Err(refusal) => {
+            match undo_cut(core, &intent, before).await {
+                Ok(()) => {}
+                // The record keeps all of it until the claim is unprepared, or a restart recovers it.
+                Err(why) => {
+                    error!(error = %why, "undoing a prepare failed; the claim keeps its vNPUs until it is unprepared");
+                }
+            }
+            Err(refusal)
+        }
+    }
+}
+
+/// Takes back what an intent made, then the intent itself. vNPUs that were there before the intent stay.
+async fn undo_cut(core: &Arc<Core>, intent: &Record, before: Option<Record>) -> Result<(), Refusal> {
+    let claim = &intent.claim;
+    let release = core.state.release(&claim.uid, false, true)?;
+    let new = |cut: &Cut| {
+        !intent.devices.iter().any(|holding| holding.cut.as_ref().is_some_and(|old| old.made && old.id == cut.id))
+    };
+    for (card, physical_id, cut) in release.cuts.iter().filter(|(_, _, cut)| new(cut)) {
+        cards::destroy(core, claim, card, *physical_id, cut, false).await?;
+    }
+    let uid = claim.uid.clone();
+    let steps = match &before {
+        Some(before) => vec![Step::Write(Box::new(before.clone()))],
+        None => vec![Step::Withdraw(uid.clone()), Step::Forget(uid)],
+    };
+    steps::on_disk(core, steps).await.map_err(|(what, why)| Refusal::Failed { claim: claim.clone(), what, why })?;
+    core.state.unreserve(&claim.uid, before);
+    Ok(())
 }
 
 pub(super) fn unprepare(
@@ -322,33 +407,35 @@ pub(super) fn unprepare(
 }
 
 async fn run_unprepare(core: &Arc<Core>, claim: &ClaimRef, force: bool) -> Result<(), Refusal> {
-    let (work, uid) = (core.clone(), claim.uid.clone());
-    let run = move || -> Result<Option<(&'static str, String)>, Refusal> {
-        let looking = |why| ("looking for the CDI file", why);
-        let file = match work.state.is_quarantined(&uid).then(|| work.disk.has_file(&uid)) {
-            Some(Ok(file)) => file,
-            Some(Err(why)) => return Ok(Some(looking(why))),
-            None => false,
-        };
-        for step in work.state.release(&uid, file, force)? {
-            if let Err(why) = work.disk.apply(&step) {
-                return Ok(Some((step.name(), why)));
-            }
-        }
-        Ok(None)
+    let failed = |(what, why)| Refusal::Failed { claim: claim.clone(), what, why };
+    let traces = core.state.is_quarantined(&claim.uid) && {
+        let (disk, uid) = (core.disk.clone(), claim.uid.clone());
+        let looked = tokio::task::spawn_blocking(move || disk.has_file(&uid)).await;
+        let looked = looked.unwrap_or_else(|panic| Err(panic.to_string()));
+        looked.map_err(|why| failed(("looking for the CDI file", why)))? || core.state.has_unowned_vnpu()
     };
-    let failed = |what, why| Refusal::Failed { claim: claim.clone(), what, why };
-    match tokio::task::spawn_blocking(run).await {
-        Ok(Ok(None)) => {
-            if let Some(record) = core.state.released(&claim.uid) {
-                core.outbox.say(&Notice::Unprepared { claim: record.claim });
-            }
-            Ok(())
+    let release = core.state.release(&claim.uid, traces, force)?;
+    if release.cuts.is_empty() {
+        steps::on_disk(core, [release.first, release.last].concat()).await.map_err(failed)?;
+    } else {
+        let writes = release.first.iter().find_map(|step| match step {
+            Step::Write(record) => Some((**record).clone()),
+            _ => None,
+        });
+        steps::on_disk(core, release.first).await.map_err(failed)?;
+        if let Some(record) = writes {
+            core.state.enter(record);
         }
-        Ok(Ok(Some((what, why)))) => Err(failed(what, why)),
-        Ok(Err(refusal)) => Err(refusal),
-        Err(panic) => Err(Refusal::Internal(claim.clone(), panic.to_string())),
+        for (card, physical_id, cut) in &release.cuts {
+            let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), *physical_id)])).await;
+            cards::destroy(core, claim, card, *physical_id, cut, force).await?;
+        }
+        steps::on_disk(core, release.last).await.map_err(failed)?;
     }
+    if let Some(record) = core.state.released(&claim.uid) {
+        core.outbox.say(&Notice::Unprepared { claim: record.claim });
+    }
+    Ok(())
 }
 
 /// Makes records and CDI files agree after the first scan, claim by claim; a claim that is being worked on is left to
@@ -367,6 +454,13 @@ pub(super) async fn recover(core: &Arc<Core>) {
         }
     };
     let recovery = core.state.recovery(&files, now());
+    for uid in recovery.releases {
+        // Its own job: a library that hangs holds up nobody else.
+        let claim = core.state.record(&uid).map(|record| record.claim);
+        if let Some(claim) = claim {
+            drop(unprepare(core.clone(), core.claims.received(), claim, false));
+        }
+    }
     let work = core.clone();
     let steps = recovery.steps;
     let done = tokio::task::spawn_blocking(move || {
@@ -397,7 +491,7 @@ fn recover_one(core: &Core, step: &Step) {
     if core.state.still_holds(step) {
         match (core.disk.apply(step), step) {
             (Ok(()), Step::Write(record)) => {
-                core.state.rebuilt((**record).clone());
+                core.state.enter((**record).clone());
                 core.outbox.say(&Notice::Rebuilt { uid: uid.to_string() });
             }
             (Ok(()), Step::Withdraw(_)) => core.outbox.say(&Notice::Swept { uid: uid.to_string() }),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -10,15 +11,27 @@ use super::{Core, claims, now, state::Change};
 use crate::{
     device::Fault,
     domain::{
+        model::{self, Choice, Kept, Model},
         notice::{Notice, Severity},
-        slice::Pool,
+        slice::{Offer, Pool},
     },
 };
 
 /// The engine's main loop: one turn is a scan or a health poll, and what follows from it.
 pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: impl Fn() + Send + Sync) {
-    let mut turn = Turn { published: None, fault: None, scan_due: Instant::now(), recovered: false };
+    let mut turn = Turn {
+        published: None,
+        fault: None,
+        scan_due: Instant::now(),
+        recovered: false,
+        choice: None,
+        kept: Kept::default(),
+    };
+    let mut kept = core.api.kept();
     loop {
+        while let Some(Some(newer)) = kept.next().now_or_never() {
+            turn.kept = newer;
+        }
         let work = turn.take(core);
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -30,6 +43,8 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(core.timing.health_interval) => {}
+            // A server that was upgraded under us may keep less than before.
+            Some(newer) = kept.next() => turn.kept = newer,
         }
     }
 }
@@ -48,6 +63,8 @@ struct Turn {
     fault: Option<Fault>,
     scan_due: Instant,
     recovered: bool,
+    choice: Option<Choice>,
+    kept: Kept,
 }
 
 impl Turn {
@@ -61,7 +78,40 @@ impl Turn {
                 Err(fault) => self.failed(core, fault),
             }
         }
+        if self.recovered && self.fault.is_none() {
+            read_cards(core).await;
+        }
+        self.choose(core).await;
         self.publish(core);
+    }
+
+    /// Chooses the slicing model; it changes only while no claim holds a part that another model gave it.
+    async fn choose(&mut self, core: &Arc<Core>) {
+        let kept = self.kept;
+        let Some(mut choice) = model::choose(&core.wish, kept) else { return };
+        if choice.model != Model::Off
+            && let Some(why) = forbidden(core).await
+        {
+            choice = Choice { model: Model::Off, why };
+        }
+        let offer = core.state.offer();
+        if choice.model != offer.model && core.state.has_parts() && self.choice.is_some() {
+            choice = Choice {
+                model: offer.model,
+                why: format!("{} is pending until claims with parts are released", choice.model),
+            };
+        }
+        let (model, why) = (choice.model, choice.why.clone());
+        if self.choice.as_ref() != Some(&choice) {
+            if core.wish.enabled {
+                core.outbox.say(&Notice::Model { model, why: why.clone() });
+            }
+            self.choice = Some(choice);
+        }
+        let wanted = Offer { model, layout: core.wish.layout.clone(), kept, closed: offer.closed.clone(), why };
+        if wanted != offer {
+            core.state.set_offer(wanted);
+        }
     }
 
     async fn scan(&mut self, core: &Arc<Core>) {
@@ -74,6 +124,7 @@ impl Turn {
                     }
                     settle(core, change).await;
                     if !self.recovered {
+                        read_cards(core).await;
                         claims::recover(core).await;
                         self.recovered = true;
                     }
@@ -102,11 +153,64 @@ impl Turn {
     }
 
     fn publish(&mut self, core: &Arc<Core>) {
-        if let Some(pool) = core.state.pool(core.api.keeps_taints())
+        // Before the model is known nothing is rewritten: a card must not be offered whole while it is cut.
+        if self.choice.is_some()
+            && let Some(pool) = core.state.pool(core.api.keeps_taints())
             && self.published.as_ref() != Some(&pool)
         {
             core.api.publish(pool.clone());
             self.published = Some(pool);
+        }
+    }
+}
+
+/// Reads the cards that can be cut, except those that a claim is working on.
+async fn read_cards(core: &Arc<Core>) {
+    if !core.wish.enabled && !core.state.has_parts() {
+        return;
+    }
+    for (card, physical_id) in core.state.cuttable() {
+        let Some(_lock) = core.cards.try_lock(&card) else { continue };
+        match core.backend.card(physical_id).await {
+            Ok(reading) => settle(core, core.state.read_card(&card, reading)).await,
+            Err(fault) => warn!(physical_id, fault = %fault, "a card's vNPUs cannot be read; its last reading stays"),
+        }
+    }
+}
+
+/// Why no card may be cut on this node, however it is configured. Switches the vendor's replay off where nothing is lost.
+async fn forbidden(core: &Arc<Core>) -> Option<String> {
+    if !core.state.is_scanned() {
+        return None;
+    }
+    let vendor = match core.backend.vendor().await {
+        Ok(vendor) => vendor,
+        Err(fault @ Fault::Unsupported { .. }) => return Some(fault.to_string()),
+        // Not known for a moment: what is offered stays as it is.
+        Err(_) if core.state.offer().model != Model::Off => return None,
+        Err(fault) => return Some(format!("how the vendor's software deals with vNPUs cannot be read: {fault}")),
+    };
+    if vendor.virtual_machines == Some(true) {
+        return Some("the node cuts for virtual machines; run: npu-smi set -t vnpu-mode -d 0".to_owned());
+    }
+    if vendor.replay != Some(true) {
+        return None;
+    }
+    let command = "run: npu-smi set -t vnpu-cfg-recover -d 0";
+    if core.state.has_unowned_vnpu() {
+        return Some(format!("the vendor's replay of vNPUs is on, and there are vNPUs that are not ours; {command}"));
+    }
+    if core.state.has_vnpu() || !vendor.listed.is_empty() {
+        return None;
+    }
+    match core.backend.set_replay(false).await {
+        Ok(()) => {
+            let what = "the vendor's replay of vNPUs after a boot was switched off (vnpu-cfg-recover)".to_owned();
+            core.outbox.say(&Notice::Backend { severity: Severity::Warning, what });
+            None
+        }
+        Err(fault) => {
+            Some(format!("the vendor's replay of vNPUs is on and cannot be switched off: {fault}; {command}"))
         }
     }
 }

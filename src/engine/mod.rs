@@ -6,6 +6,7 @@
 //! * `health` keeps inventory, health and the published pool in step with the hardware.
 //! * `outbox` turns one notice into journal entry, metric and Event.
 
+mod cards;
 mod claims;
 mod health;
 mod outbox;
@@ -16,13 +17,13 @@ mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures::{future::BoxFuture, stream::BoxStream};
 use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::{claims::Claims, outbox::Outbox, state::State};
+use self::{cards::Cards, claims::Claims, outbox::Outbox, state::State};
 pub use self::{
     claims::Received,
     state::{DeviceView, Snapshot},
@@ -33,6 +34,7 @@ use crate::{
     domain::{
         claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
         health::DeviceHealth,
+        model::{Kept, Wish},
         node::NodeMemory,
         notice::Notice,
         plan::Node,
@@ -54,6 +56,8 @@ pub trait Api: Send + Sync + 'static {
     }
     /// Tells the cluster of a notice; never blocks.
     fn event(&self, notice: &Notice);
+    /// What the API server keeps: now, and whenever that changes, as when it is upgraded.
+    fn kept(&self) -> BoxStream<'static, Kept>;
 }
 
 /// What the engine starts from.
@@ -76,6 +80,12 @@ pub struct Timing {
     pub rescan: Duration,
     /// How long a prepare waits for the start-up scan: less than kubelet's 45 s.
     pub first_scan_wait: Duration,
+    /// Pause before a busy card is asked again; it doubles.
+    pub busy_pause: Duration,
+    /// Time since boot after which the vendor's replay of vNPUs is over in any case.
+    pub replay_wait: Duration,
+    /// How long a prepare waits for that replay.
+    pub replay_patience: Duration,
 }
 
 impl Default for Timing {
@@ -84,6 +94,9 @@ impl Default for Timing {
             health_interval: Duration::from_secs(5),
             rescan: Duration::from_secs(10),
             first_scan_wait: Duration::from_secs(40),
+            busy_pause: Duration::from_secs(1),
+            replay_wait: Duration::from_mins(2),
+            replay_patience: Duration::from_secs(20),
         }
     }
 }
@@ -102,7 +115,14 @@ pub struct Parts {
     pub loaded: Loaded,
     /// How often and how long.
     pub timing: Timing,
+    /// Whether and how cards are cut.
+    pub wish: Wish,
+    /// Time since boot.
+    pub uptime: Uptime,
 }
+
+/// Tells the time since boot.
+pub type Uptime = Box<dyn Fn() -> Duration + Send + Sync>;
 
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -123,6 +143,9 @@ pub(crate) struct Core {
     disk: Arc<dyn Disk>,
     api: Arc<dyn Api>,
     timing: Timing,
+    wish: Wish,
+    uptime: Uptime,
+    cards: Cards,
     state: State,
     claims: Claims,
     outbox: Outbox,
@@ -149,6 +172,9 @@ impl Engine {
             disk: parts.disk,
             api: parts.api,
             timing: parts.timing,
+            wish: parts.wish,
+            uptime: parts.uptime,
+            cards: Cards::default(),
             state,
             claims: Claims::default(),
             outbox,

@@ -15,14 +15,16 @@ use crate::{
         claim::{AllocatedClaim, ClaimUid},
         health::{DeviceHealth, Health, HealthReading, Level, codes_text, step},
         inventory::Inventory,
+        model::Model,
         names::InvalidName,
         node::NodeMemory,
         notice::Notice,
-        npu::{Npu, Scan},
-        plan::{self, FoundFile, HealthMap, Node, Prepare, Recovery, Step},
+        npu::{Npu, Scan, StableId},
+        plan::{self, FoundFile, HealthMap, Node, Prepare, Readings, Recovery, Release, Step, World},
         record::{Ledger, Quarantined, Record},
         refusal::Refusal,
-        slice::{self, Pool},
+        slice::{self, Offer, Pool},
+        vnpu::CardReading,
     },
 };
 
@@ -58,6 +60,10 @@ pub struct Snapshot {
     pub claims: Vec<Record>,
     /// Claims whose records are damaged.
     pub quarantined: Vec<Quarantined>,
+    /// Slicing model.
+    pub model: Model,
+    /// Why it is no better model; empty if it is the best.
+    pub slicing: String,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +75,13 @@ struct Known {
     unsaved: bool,
     health: HealthMap,
     ledger: Ledger,
+    offer: Offer,
+    /// The last readings of cards that can be cut.
+    readings: Readings,
+    /// vNPUs of ours that were found destroyed, so that it is said once.
+    lost: BTreeSet<u32>,
+    /// True once the vendor's replay of vNPUs after the boot has ended.
+    replayed: bool,
 }
 
 /// The state, behind its lock.
@@ -208,20 +221,138 @@ impl State {
     pub(super) fn pool(&self, taints_kept: bool) -> Option<Pool> {
         let known = self.known();
         let inventory = known.inventory.as_ref()?;
-        let pool = slice::wanted(&self.node.driver, &self.node.pool, inventory, &known.health);
-        let held = |name: &str| {
-            inventory.by_name(name).is_some_and(|npu| known.ledger.owners(&npu.stable_id).next().is_some())
+        let pool = slice::wanted(&self.node.driver, &self.node.pool, inventory, &known.health, &known.offer);
+        let held = |card: &str| {
+            inventory.by_name(card).is_some_and(|npu| known.ledger.owners(&npu.stable_id).next().is_some())
         };
         Some(if taints_kept { pool } else { slice::without_idle_tainted(pool, held) })
     }
 
+    /// How the cards are offered.
+    pub(super) fn offer(&self) -> Offer {
+        self.known().offer.clone()
+    }
+
+    /// Changes how the cards are offered; what closes cards is not touched.
+    pub(super) fn set_offer(&self, offer: Offer) {
+        let mut known = self.known();
+        let closed = std::mem::take(&mut known.offer.closed);
+        known.offer = Offer { closed, ..offer };
+        self.changed(&known);
+    }
+
+    /// Records of claims that hold vNPUs or shares: they tie the node to its slicing model.
+    pub(super) fn has_parts(&self) -> bool {
+        let known = self.known();
+        known
+            .ledger
+            .records()
+            .flat_map(|record| &record.devices)
+            .any(|holding| holding.cut.is_some() || holding.share_id.is_some())
+    }
+
+    /// Cards that can be cut, or hold vNPUs of ours, by physical id.
+    pub(super) fn cuttable(&self) -> Vec<(StableId, u32)> {
+        let known = self.known();
+        let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
+        let cuttable =
+            |npu: &&Npu| slice::sliceable(npu).is_ok() || !known.ledger.cut_ids(&npu.stable_id, None).is_empty();
+        npus.iter().filter(cuttable).map(|npu| (npu.stable_id.clone(), npu.physical_id())).collect()
+    }
+
+    /// Takes in a card's reading: closes or opens it, and says what is new.
+    pub(super) fn read_card(&self, card: &StableId, reading: CardReading) -> Change {
+        let mut known = self.known();
+        let mut change = Change::default();
+        let Some(inventory) = known.inventory.clone() else { return change };
+        let Some(npu) = inventory.by_stable_id(card) else { return change };
+        for (claim, id) in plan::lost(npu, &reading, &self.node, &known.ledger) {
+            if known.lost.insert(id) {
+                change.notices.push(Notice::VnpuLost { claim, device: npu.name.clone(), id });
+            }
+        }
+        known.lost.retain(|id| reading.vnpu(*id).is_none());
+        let closed = plan::closed(npu, &reading, &self.node, &known.ledger);
+        if closed.as_ref() != known.offer.closed.get(card) {
+            change.notices.push(Notice::Closed { device: npu.name.clone(), why: closed.clone() });
+            match closed {
+                Some(why) => known.offer.closed.insert(card.clone(), why),
+                None => known.offer.closed.remove(card),
+            };
+        }
+        let news = known.readings.insert(card.clone(), reading.clone()) != Some(reading);
+        if news || !change.notices.is_empty() {
+            self.changed(&known);
+        }
+        change
+    }
+
+    /// True if a vNPU is on the node that no record names.
+    pub(super) fn has_unowned_vnpu(&self) -> bool {
+        let known = self.known();
+        known.readings.iter().any(|(card, reading)| {
+            let named = known.ledger.cut_ids(card, None);
+            reading.vnpus.iter().any(|vnpu| !named.contains(&vnpu.id))
+        })
+    }
+
+    /// True if any vNPU is on the node.
+    pub(super) fn has_vnpu(&self) -> bool {
+        self.known().readings.values().any(|reading| !reading.vnpus.is_empty())
+    }
+
+    /// Ids that records name on a card, other than those of one claim.
+    pub(super) fn named(&self, card: &StableId, but: &ClaimUid) -> BTreeSet<u32> {
+        self.known().ledger.cut_ids(card, Some(but))
+    }
+
+    /// Cards that must be read before a claim can be planned, by physical id.
+    pub(super) fn cards_to_read(&self, claim: &AllocatedClaim) -> std::collections::BTreeMap<StableId, u32> {
+        let known = self.known();
+        match &known.inventory {
+            Some(inventory) => {
+                plan::cards_to_read(known.world(&self.node, inventory, &Readings::new(), Timestamp::UNIX_EPOCH), claim)
+            }
+            None => std::collections::BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn is_scanned(&self) -> bool {
+        self.known().inventory.is_some()
+    }
+
+    pub(super) fn is_replayed(&self) -> bool {
+        self.known().replayed
+    }
+
+    pub(super) fn set_replayed(&self) {
+        self.known().replayed = true;
+    }
+
+    /// Enters a record as it is on disk now.
+    pub(super) fn enter(&self, record: Record) {
+        let mut known = self.known();
+        known.ledger.insert(record);
+        self.changed(&known);
+    }
+
+    /// The record of a claim.
+    pub(super) fn record(&self, uid: &ClaimUid) -> Option<Record> {
+        self.known().ledger.get(uid).cloned()
+    }
+
     /// Plans a prepare and, if it can be, reserves its devices. Gives also the record that was there before.
-    pub(super) fn reserve(&self, claim: &AllocatedClaim, now: Timestamp) -> Result<(Prepare, Option<Record>), Refusal> {
+    pub(super) fn reserve(
+        &self,
+        claim: &AllocatedClaim,
+        readings: &Readings,
+        now: Timestamp,
+    ) -> Result<(Prepare, Option<Record>), Refusal> {
         let mut known = self.known();
         let Some(inventory) = known.inventory.clone() else {
             return Err(Refusal::NotScanned("no scan has succeeded".to_owned()));
         };
-        let prepare = plan::prepare(&self.node, claim, &inventory, &known.health, &known.ledger, now)?;
+        let prepare = plan::prepare(known.world(&self.node, &inventory, readings, now), claim)?;
         let before = known.ledger.get(&claim.claim.uid).cloned();
         if before.as_ref() != Some(&prepare.record) {
             known.ledger.insert(prepare.record.clone());
@@ -240,9 +371,10 @@ impl State {
         self.changed(&known);
     }
 
-    /// Plans an unprepare; `file` tells whether the claim has a CDI file.
-    pub(super) fn release(&self, uid: &ClaimUid, file: bool, force: bool) -> Result<Vec<Step>, Refusal> {
-        if force { Ok(plan::release(uid)) } else { plan::unprepare(uid, &self.known().ledger, file) }
+    /// Plans an unprepare; `traces` tells whether a damaged record may stand for anything.
+    pub(super) fn release(&self, uid: &ClaimUid, traces: bool, force: bool) -> Result<Release, Refusal> {
+        let known = self.known();
+        if force { Ok(plan::release(uid, &known.ledger)) } else { plan::unprepare(uid, &known.ledger, traces) }
     }
 
     /// True if the claim's record is damaged.
@@ -263,7 +395,7 @@ impl State {
     pub(super) fn recovery(&self, files: &[FoundFile], now: Timestamp) -> Recovery {
         let known = self.known();
         match &known.inventory {
-            Some(inventory) => plan::recover(&self.node, &known.ledger, inventory, files, now),
+            Some(inventory) => plan::recover(known.world(&self.node, inventory, &known.readings, now), files),
             None => Recovery::default(),
         }
     }
@@ -278,13 +410,6 @@ impl State {
             Step::Write(record) => known.ledger.quarantined(&record.claim.uid).is_some(),
             Step::Withdraw(uid) | Step::Forget(uid) => known.ledger.get(uid).is_none(),
         }
-    }
-
-    /// Enters a record that recovery rebuilt.
-    pub(super) fn rebuilt(&self, record: Record) {
-        let mut known = self.known();
-        known.ledger.insert(record);
-        self.changed(&known);
     }
 
     pub(super) fn snapshot(&self, backend: Status) -> Snapshot {
@@ -313,11 +438,24 @@ impl State {
             devices,
             claims: known.ledger.records().cloned().collect(),
             quarantined: known.ledger.all_quarantined().cloned().collect(),
+            model: known.offer.model,
+            slicing: known.offer.why.clone(),
         }
     }
 }
 
 impl Known {
+    fn world<'a>(
+        &'a self,
+        node: &'a Node,
+        inventory: &'a Inventory,
+        readings: &'a Readings,
+        now: Timestamp,
+    ) -> World<'a> {
+        let Self { offer, health, ledger, .. } = self;
+        World { node, offer, inventory, health, ledger, readings, now }
+    }
+
     /// One card's new reading.
     fn read(&mut self, npu: &Npu, reading: HealthReading, now: Timestamp, notices: &mut Vec<Notice>) {
         let old = self.health.get(&npu.stable_id);

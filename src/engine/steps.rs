@@ -2,6 +2,7 @@
 
 use tracing::{debug, error};
 
+use super::Core;
 use crate::domain::{
     claim::ClaimUid,
     node::NodeMemory,
@@ -19,6 +20,13 @@ pub trait Disk: Send + Sync + 'static {
     fn files(&self) -> Result<Vec<FoundFile>, String>;
     /// Writes the node's memory.
     fn write_node(&self, memory: &NodeMemory) -> Result<(), String>;
+}
+
+/// Does steps on the blocking pool, with no way back; an error names the step.
+pub(super) async fn on_disk(core: &Core, steps: Vec<Step>) -> Result<(), (&'static str, String)> {
+    let disk = core.disk.clone();
+    let run = move || steps.iter().try_for_each(|step| disk.apply(step).map_err(|why| (step.name(), why)));
+    tokio::task::spawn_blocking(run).await.unwrap_or_else(|panic| Err(("disk work", panic.to_string())))
 }
 
 /// How a run of steps ended.

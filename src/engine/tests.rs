@@ -150,7 +150,7 @@ impl Api for Handle {
                 share_id: None,
                 consumed_capacity: BTreeMap::new(),
             };
-            Ok(AllocatedClaim { claim, results: vec![result], config: Vec::new() })
+            Ok(AllocatedClaim { claim, results: vec![result], config: Vec::new(), asked_memory: BTreeMap::new() })
         })
     }
 
@@ -160,6 +160,10 @@ impl Api for Handle {
 
     fn keeps_taints(&self) -> bool {
         !self.0.drops_taints.load(Ordering::Relaxed)
+    }
+
+    fn kept(&self) -> BoxStream<'static, Kept> {
+        Box::pin(futures::stream::pending())
     }
 
     fn event(&self, notice: &Notice) {
@@ -186,9 +190,16 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
     let hardware = Arc::new(Hardware { scan: Mutex::new(scan), health: Mutex::default(), scans: AtomicUsize::new(0) });
     let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
     let driver = DriverName::new("npu.huawei.com").unwrap();
-    let node = Node { driver, pool, boot_id: "boot".to_owned(), no_slicing: "not in this build" };
+    let node = Node { driver, pool, boot_id: "boot".to_owned() };
     let millisecond = Duration::from_millis(1);
-    let timing = Timing { health_interval: millisecond, rescan: millisecond, first_scan_wait: Duration::from_secs(20) };
+    let timing = Timing {
+        health_interval: millisecond,
+        rescan: millisecond,
+        first_scan_wait: Duration::from_secs(20),
+        busy_pause: millisecond,
+        replay_wait: Duration::from_mins(2),
+        replay_patience: Duration::from_secs(20),
+    };
     let parts = Parts {
         node,
         backend: hardware.clone(),
@@ -196,6 +207,8 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
         api: Arc::new(Handle(server.clone())),
         loaded,
         timing,
+        wish: Wish::default(),
+        uptime: Box::new(|| Duration::from_hours(1)),
     };
     let engine = Engine::new(parts, &mut Registry::default());
     Bench { engine, disk, server, hardware, shutdown: CancellationToken::new() }

@@ -30,6 +30,7 @@ fn record(n: u32) -> Record {
             cdi_device: format!("{}_{stable_id}", uid(n)),
             stable_id,
             physical_ids: vec![n],
+            cut: None,
             admin_access: false,
             share_id: None,
         }],

@@ -15,7 +15,7 @@ use npu_dra::{
         names::{DeviceName, DriverName, NodeName, PoolName},
         notice::Notice,
         refusal::{Kind, Refusal},
-        slice::{Attribute, DEVICES_PER_SLICE, Device, Effect, Pool, Slice, Taint},
+        slice::{Attribute, Capacity, DEVICES_PER_SLICE, Device, Effect, Pool, Slice, Taint},
     },
 };
 use prometheus_client::registry::Registry;
@@ -184,8 +184,8 @@ fn device(number: usize) -> Device {
             ("type".to_owned(), Attribute::Text("npu".to_owned())),
             ("physicalId".to_owned(), Attribute::Int(i64::try_from(number).unwrap())),
         ]),
-        capacity: BTreeMap::from([("memCapacity".to_owned(), "32Gi".parse().unwrap())]),
-        taints: Vec::new(),
+        capacity: BTreeMap::from([("memCapacity".to_owned(), Capacity::plain("32Gi".parse().unwrap()))]),
+        ..Device::default()
     }
 }
 
@@ -198,10 +198,10 @@ fn pool(devices: &[Device]) -> Pool {
     let mut slices: Vec<_> = devices
         .chunks(DEVICES_PER_SLICE)
         .enumerate()
-        .map(|(index, devices)| Slice { index, devices: devices.to_vec() })
+        .map(|(index, devices)| Slice { index, devices: devices.to_vec(), ..Slice::default() })
         .collect();
     if slices.is_empty() {
-        slices.push(Slice { index: 0, devices: Vec::new() });
+        slices.push(Slice::default());
     }
     Pool { driver: DriverName::new(DRIVER).unwrap(), name: PoolName::new("node-1/npu").unwrap(), slices }
 }

@@ -75,6 +75,7 @@ fn record(name: &str, boot: &str) -> Record {
             pool: "node-1/npu".to_owned(),
             device: "npu-0".to_owned(),
             cdi_device: format!("{}_{stable_id}", uid(name)),
+            cut: None,
             stable_id,
             physical_ids: vec![0],
             admin_access: false,

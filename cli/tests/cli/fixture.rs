@@ -16,6 +16,7 @@ use npu_dra::{
         claim::{ClaimRef, ClaimUid},
         health::{Health, HealthReading, Level},
         inventory::Inventory,
+        model::Model,
         names::{DriverName, NodeName, PoolName},
         node::NodeMemory,
         notice::Severity,
@@ -94,6 +95,7 @@ fn holding(uid: &str, device: &str, stable_id: &StableId, physical_id: u32, admi
         admin_access,
         share_id: None,
         cdi_device: format!("{uid}_{}{stable_id}", if admin_access { "look_" } else { "" }),
+        cut: None,
     }
 }
 
@@ -146,7 +148,6 @@ pub(crate) fn snapshot() -> Snapshot {
             driver: DriverName::new("npu.huawei.com").unwrap(),
             pool: PoolName::of_node(&node).unwrap(),
             boot_id: "5b0e9b7e-0000-4000-8000-000000000001".to_owned(),
-            no_slicing: "slicing is not in this build",
         },
         backend: Status {
             backend: "dcmi",
@@ -162,6 +163,8 @@ pub(crate) fn snapshot() -> Snapshot {
         devices: devices.collect(),
         claims: records,
         quarantined: vec![damaged()],
+        model: Model::Off,
+        slicing: "slicing is not in this build".to_owned(),
     }
 }
 

@@ -1,0 +1,409 @@
+//! vNPUs: which templates a chip has, what fits beside what, and which template a request gets.
+//!
+//! Template names, core counts and the sets by board id are those of the vendor's published driver sources. The
+//! memory of a template is a **fraction of the chip's memory**: the figure in its name is nominal and on some boards
+//! wrong by a factor of two.
+
+use super::npu::{ChipReading, Family};
+
+/// What a chip has, or a template takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Resources {
+    /// Memory in bytes.
+    pub memory: u64,
+    /// AI cores.
+    pub ai_cores: u32,
+    /// AI CPUs.
+    pub ai_cpus: u32,
+}
+
+impl Resources {
+    /// What is left after `other` is taken, `None` if it does not fit.
+    pub fn minus(self, other: Self) -> Option<Self> {
+        Some(Self {
+            memory: self.memory.checked_sub(other.memory)?,
+            ai_cores: self.ai_cores.checked_sub(other.ai_cores)?,
+            ai_cpus: self.ai_cpus.checked_sub(other.ai_cpus)?,
+        })
+    }
+}
+
+/// A size that a chip can be cut into.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Template {
+    /// Name as the vendor library takes it.
+    pub name: &'static str,
+    /// What one vNPU of it takes.
+    pub takes: Resources,
+    /// True for the one that a request by memory gets among several of one size.
+    pub plain: bool,
+}
+
+/// A vNPU as the vendor library shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VnpuReading {
+    /// Id: N of `/dev/vdavinciN`.
+    pub id: u32,
+    /// Template name, cut by the library to 15 bytes.
+    pub template: String,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// AI cores.
+    pub ai_cores: u32,
+}
+
+impl VnpuReading {
+    /// True if it is of this template: names are compared as far as the library tells them.
+    pub fn is_of(&self, template: &str) -> bool {
+        let told = template.get(..TEMPLATE_NAME_TOLD).unwrap_or(template);
+        self.template == template || self.template == told
+    }
+}
+
+/// What a chip says of its vNPUs, read anew before it is cut.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CardReading {
+    /// Its vNPUs, whoever made them.
+    pub vnpus: Vec<VnpuReading>,
+    /// What is left of it; `None` if the library does not tell.
+    pub free: Option<Resources>,
+    /// Host pids of the processes on it; `None` if the list cannot be read.
+    pub processes: Option<Vec<i32>>,
+}
+
+impl CardReading {
+    /// The vNPU of an id.
+    pub fn vnpu(&self, id: u32) -> Option<&VnpuReading> {
+        self.vnpus.iter().find(|vnpu| vnpu.id == id)
+    }
+
+    /// All ids.
+    pub fn ids(&self) -> Vec<u32> {
+        self.vnpus.iter().map(|vnpu| vnpu.id).collect()
+    }
+}
+
+/// Bytes of a template's name that a query tells.
+const TEMPLATE_NAME_TOLD: usize = 15;
+
+/// Why a chip is not cut.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotSliceable {
+    /// The family has no templates that we cut.
+    #[error("{chip} is not cut: hard slicing is for 910B")]
+    Family {
+        /// Chip name.
+        chip: String,
+    },
+    /// The board id is in no template set.
+    #[error("board id {board:#x} of {chip} is in no known template set")]
+    Board {
+        /// Chip name.
+        chip: String,
+        /// Board id.
+        board: u32,
+    },
+    /// A reading that slicing needs is missing.
+    #[error("{what} of {chip} is unknown")]
+    Unknown {
+        /// Chip name.
+        chip: String,
+        /// What is missing.
+        what: &'static str,
+    },
+}
+
+/// A row of a set: name, parts of the chip (`1/n`), AI cores, AI CPUs, plain.
+type Row = (&'static str, u64, u32, u32, bool);
+
+/// One set of templates and the boards that have it.
+struct Bin {
+    boards: &'static [u32],
+    ai_cores: u32,
+    ai_cpus: u32,
+    rows: &'static [Row],
+}
+
+/// The sets of 910B, by board id.
+const BINS: [Bin; 3] = [
+    // 910B1, 910B2
+    Bin {
+        boards: &[0x13, 0x31, 0x3a, 0x43, 0x51, 0x30, 0x39, 0x50],
+        ai_cores: 24,
+        ai_cpus: 6,
+        rows: &[("vir06_1c_16g", 4, 6, 1, true), ("vir12_3c_32g", 2, 12, 3, true)],
+    },
+    // 910B3, 910B4-1
+    Bin {
+        boards: &[0x10, 0x12, 0x32, 0x3b, 0x42, 0x53, 0x38, 0x3e],
+        ai_cores: 20,
+        ai_cpus: 7,
+        rows: &[("vir05_1c_16g", 4, 5, 1, true), ("vir10_3c_32g", 2, 10, 3, true)],
+    },
+    // 910B4, also three boards with 64 GB
+    Bin {
+        boards: &[0x11, 0x28, 0x29, 0x33, 0x34, 0x37, 0x3c, 0x3d, 0x40, 0x41, 0x52, 0x54],
+        ai_cores: 20,
+        ai_cpus: 7,
+        rows: &[
+            ("vir05_1c_8g", 4, 5, 1, true),
+            ("vir10_3c_16g", 2, 10, 3, true),
+            ("vir10_4c_16g_m", 2, 10, 4, false),
+            ("vir10_3c_16g_nm", 2, 10, 3, false),
+        ],
+    },
+];
+
+/// Most vNPUs on one chip, whatever their size.
+pub const VNPUS_MAX: usize = 16;
+/// First vNPU id of chip 0; chip n has the 16 ids from `100 + 16 n`.
+const FIRST_ID: u32 = 100;
+
+/// The ids that vNPUs of a chip can have.
+pub fn ids(physical_id: u32) -> std::ops::Range<u32> {
+    let first = physical_id.saturating_mul(16).saturating_add(FIRST_ID);
+    first..first.saturating_add(16)
+}
+
+/// A chip that can be cut: its whole and its templates, small to large.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sliceable {
+    /// What the whole chip has.
+    pub whole: Resources,
+    /// Its templates, by memory, then by name.
+    pub templates: Vec<Template>,
+}
+
+impl Sliceable {
+    /// What a chip can be cut into.
+    pub fn of(chip: &ChipReading) -> Result<Self, NotSliceable> {
+        let name = || chip.chip_name.clone();
+        if chip.family != Family::Ascend910B {
+            return Err(NotSliceable::Family { chip: name() });
+        }
+        let board = chip.board_id.ok_or_else(|| NotSliceable::Unknown { chip: name(), what: "the board id" })?;
+        let memory = chip.memory.ok_or_else(|| NotSliceable::Unknown { chip: name(), what: "the memory" })?;
+        let bin = BINS.iter().find(|bin| bin.boards.contains(&board));
+        let bin = bin.ok_or_else(|| NotSliceable::Board { chip: name(), board })?;
+        let whole = Resources { memory, ai_cores: chip.ai_cores.unwrap_or(bin.ai_cores), ai_cpus: bin.ai_cpus };
+        let mut templates: Vec<_> = bin
+            .rows
+            .iter()
+            .map(|&(name, parts, ai_cores, ai_cpus, plain)| Template {
+                name,
+                takes: Resources { memory: memory / parts, ai_cores, ai_cpus },
+                plain,
+            })
+            .collect();
+        templates.sort_by_key(|template| (template.takes.memory, !template.plain, template.name));
+        Ok(Self { whole, templates })
+    }
+
+    /// The names of all templates, for messages.
+    pub fn names(&self) -> String {
+        self.templates.iter().map(|template| template.name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The template of a name.
+    pub fn template(&self, name: &str) -> Option<&Template> {
+        self.templates.iter().find(|template| template.name == name)
+    }
+
+    /// What a request for `memory` bytes gets: the smallest plain template that holds it; `None` means the whole card.
+    pub fn by_memory(&self, memory: u64) -> Option<&Template> {
+        self.templates.iter().find(|template| template.plain && template.takes.memory >= memory)
+    }
+
+    /// Every multiset of `templates` that fits the chip's memory and count, as numbers per template.
+    fn mixes(&self, templates: &[&Template]) -> Vec<Vec<usize>> {
+        let mut done = Vec::new();
+        let mut open = vec![(Vec::new(), self.whole.memory, VNPUS_MAX)];
+        while let Some((mix, memory, count)) = open.pop() {
+            let Some(template) = templates.get(mix.len()) else {
+                done.push(mix);
+                continue;
+            };
+            let most = memory.checked_div(template.takes.memory).unwrap_or(0);
+            let most = usize::try_from(most).unwrap_or(usize::MAX).min(count);
+            for number in 0..=most {
+                let taken = template.takes.memory.saturating_mul(u64::try_from(number).unwrap_or(u64::MAX));
+                open.push(([mix.clone(), vec![number]].concat(), memory.saturating_sub(taken), count - number));
+            }
+        }
+        done
+    }
+
+    /// True if memory alone decides: no mix that fits the memory takes more AI cores or AI CPUs than there are.
+    pub fn is_exact(&self, templates: &[&Template]) -> bool {
+        self.mixes(templates).iter().all(|mix| {
+            let mut left = Some(self.whole);
+            for (number, template) in mix.iter().zip(templates) {
+                for _ in 0..*number {
+                    left = left.and_then(|left| left.minus(template.takes));
+                }
+            }
+            left.is_some()
+        })
+    }
+
+    /// The plain templates that memory alone makes exact: all of them, or without the smallest until it holds.
+    pub fn exact(&self) -> Vec<&Template> {
+        let mut templates: Vec<_> = self.templates.iter().filter(|template| template.plain).collect();
+        while !templates.is_empty() && !self.is_exact(&templates) {
+            templates.remove(0);
+        }
+        templates
+    }
+
+    /// How many vNPUs of one template fit into what is left.
+    pub fn fitting(&self, left: Resources, template: &Template, existing: usize) -> usize {
+        let mut left = Some(left);
+        let mut count = 0;
+        while existing + count < VNPUS_MAX {
+            left = left.and_then(|left| left.minus(template.takes));
+            if left.is_none() {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+}
+
+/// True if a vNPU's size as read back is that of its template: within an eighth of the expected memory.
+pub fn is_size_of(read: u64, expected: u64) -> bool {
+    read.abs_diff(expected) <= expected / 8
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::{inventory::tests::chip, npu::MIB};
+
+    const GIB: u64 = 1024 * MIB;
+
+    fn sliceable(board: u32, gib: u64, cores: u32) -> Sliceable {
+        let reading = ChipReading { board_id: Some(board), memory: Some(gib * GIB), ai_cores: Some(cores), ..chip(0) };
+        Sliceable::of(&reading).unwrap()
+    }
+
+    fn name(of: Option<&Template>) -> &'static str {
+        of.map_or("whole", |template| template.name)
+    }
+
+    #[test]
+    fn the_rule_of_the_requirements_holds_on_a_32_gb_910b() {
+        let chip = sliceable(0x28, 32, 20);
+        for (memory, wanted) in [
+            (MIB, "vir05_1c_8g"),
+            (8 * GIB, "vir05_1c_8g"),
+            (8 * GIB + 1, "vir10_3c_16g"),
+            (10_000 * MIB, "vir10_3c_16g"),
+            (16 * GIB, "vir10_3c_16g"),
+            (16 * GIB + 1, "whole"),
+            (32 * GIB, "whole"),
+        ] {
+            assert_eq!(name(chip.by_memory(memory)), wanted, "{memory}");
+        }
+    }
+
+    #[test]
+    fn memory_is_a_fraction_of_the_chip_and_not_the_figure_in_the_name() {
+        let chip = sliceable(0x29, 64, 20);
+        assert_eq!(chip.template("vir05_1c_8g").unwrap().takes.memory, 16 * GIB);
+        assert_eq!(name(chip.by_memory(8 * GIB)), "vir05_1c_8g");
+        assert_eq!(name(chip.by_memory(17 * GIB)), "vir10_3c_16g");
+    }
+
+    #[test]
+    fn every_bin_has_its_own_names() {
+        let names = |board, gib, cores| {
+            sliceable(board, gib, cores).templates.iter().map(|template| template.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(0x31, 64, 24), ["vir06_1c_16g", "vir12_3c_32g"]);
+        assert_eq!(names(0x30, 64, 24), ["vir06_1c_16g", "vir12_3c_32g"]);
+        assert_eq!(names(0x32, 64, 20), ["vir05_1c_16g", "vir10_3c_32g"]);
+        assert_eq!(names(0x3e, 64, 20), ["vir05_1c_16g", "vir10_3c_32g"]);
+        assert_eq!(names(0x28, 32, 20), ["vir05_1c_8g", "vir10_3c_16g", "vir10_3c_16g_nm", "vir10_4c_16g_m"]);
+    }
+
+    #[test]
+    fn chips_that_are_not_cut_say_why() {
+        let other = ChipReading { family: Family::Ascend310P, chip_name: "310P3".to_owned(), ..chip(0) };
+        assert_eq!(Sliceable::of(&other).unwrap_err().to_string(), "310P3 is not cut: hard slicing is for 910B");
+        let board = ChipReading { board_id: Some(0x99), ..chip(0) };
+        assert_eq!(
+            Sliceable::of(&board).unwrap_err().to_string(),
+            "board id 0x99 of 910B4 is in no known template set"
+        );
+        let unknown = ChipReading { memory: None, ..chip(0) };
+        assert_eq!(Sliceable::of(&unknown).unwrap_err().to_string(), "the memory of 910B4 is unknown");
+    }
+
+    #[test]
+    fn exactness_is_computed() {
+        let names = |of: &[&Template]| of.iter().map(|template| template.name).collect::<Vec<_>>();
+        let b4 = sliceable(0x28, 32, 20);
+        assert_eq!(names(&b4.exact()), ["vir05_1c_8g", "vir10_3c_16g"]);
+        let with_media: Vec<_> = b4.templates.iter().collect();
+        assert!(!b4.is_exact(&with_media), "two vir10_4c_16g_m want 8 of 7 AI CPUs");
+        let b2 = sliceable(0x31, 64, 24);
+        assert_eq!(names(&b2.exact()), ["vir06_1c_16g", "vir12_3c_32g"]);
+        // With the 8 GB template that some drivers have, eight of it fit the memory and not the 6 AI CPUs.
+        let mut eighths = b2.clone();
+        let small = Template {
+            name: "vir03_1c_8g",
+            takes: Resources { memory: 8 * GIB, ai_cores: 3, ai_cpus: 1 },
+            plain: true,
+        };
+        eighths.templates.insert(0, small);
+        assert_eq!(names(&eighths.exact()), ["vir06_1c_16g", "vir12_3c_32g"]);
+        assert_eq!(eighths.mixes(&eighths.templates.iter().collect::<Vec<_>>()).len(), 35);
+    }
+
+    #[test]
+    fn ids_of_a_chip_are_sixteen_from_a_hundred_on() {
+        assert_eq!(ids(0), 100..116);
+        assert_eq!(ids(3), 148..164);
+        assert_eq!(ids(63).end, 1124);
+    }
+
+    #[test]
+    fn a_size_within_an_eighth_is_the_templates_own() {
+        assert!(is_size_of(7168 * MIB, 8 * GIB));
+        assert!(is_size_of(9 * GIB, 8 * GIB));
+        assert!(!is_size_of(16 * GIB, 8 * GIB));
+        assert!(!is_size_of(7 * GIB - 1, 8 * GIB));
+    }
+
+    proptest! {
+        #[test]
+        fn what_memory_picks_always_holds_the_request(memory in 1..=32 * GIB, bin in 0..3usize) {
+            let board = [0x28, 0x31, 0x32][bin];
+            let gib = [32, 64, 64][bin];
+            let chip = sliceable(board, gib, if bin == 1 { 24 } else { 20 });
+            if let Some(template) = chip.by_memory(memory) {
+                prop_assert!(template.takes.memory >= memory);
+                let smaller = chip.templates.iter().filter(|other| other.plain && other.takes.memory < template.takes.memory);
+                prop_assert!(smaller.into_iter().all(|other| other.takes.memory < memory));
+            }
+        }
+
+        #[test]
+        fn exact_sets_never_over_commit(picks in prop::collection::vec(0..2usize, 0..20), bin in 0..3usize) {
+            let board = [0x28, 0x31, 0x32][bin];
+            let chip = sliceable(board, [32, 64, 64][bin], if bin == 1 { 24 } else { 20 });
+            let exact = chip.exact();
+            let (mut memory, mut left) = (chip.whole.memory, Some(chip.whole));
+            for pick in picks {
+                let takes = exact[pick].takes;
+                let Some(rest) = memory.checked_sub(takes.memory) else { continue };
+                memory = rest;
+                left = left.and_then(|left| left.minus(takes));
+                prop_assert!(left.is_some(), "the scheduler would book it, and it does not fit");
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Cuts cards and un-cuts them: the only place where a plan meets the vendor library.
+//!
+//! A card is locked from its reading until its vNPU is recorded, so that no two claims decide by the same reading. Only
+//! claims that cut the same card wait for each other.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::OwnedMutexGuard, time::Instant};
+use tracing::{info, warn};
+
+use super::{Core, steps};
+use crate::{
+    device::Fault,
+    domain::{
+        claim::ClaimRef,
+        npu::StableId,
+        plan::{self, Order, Readings, Step, Verdict},
+        record::{Cut, Record},
+        refusal::Refusal,
+        vnpu::{CardReading, VnpuReading},
+    },
+};
+
+/// How often a busy card is asked again, and the first pause between; it doubles.
+const TRIES: u32 = 3;
+
+/// The locks of the cards.
+#[derive(Debug, Default)]
+pub(super) struct Cards {
+    locks: Mutex<HashMap<StableId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Cards {
+    fn of(&self, card: &StableId) -> Arc<tokio::sync::Mutex<()>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(card.clone()).or_default().clone()
+    }
+
+    /// Locks cards in the order of their identities, so that two claims never wait for each other.
+    pub(super) async fn lock(&self, cards: &BTreeMap<StableId, u32>) -> Vec<OwnedMutexGuard<()>> {
+        let mut guards = Vec::with_capacity(cards.len());
+        for card in cards.keys() {
+            guards.push(self.of(card).lock_owned().await);
+        }
+        guards
+    }
+
+    /// Locks a card if nobody works on it.
+    pub(super) fn try_lock(&self, card: &StableId) -> Option<OwnedMutexGuard<()>> {
+        self.of(card).try_lock_owned().ok()
+    }
+}
+
+fn failed(claim: &ClaimRef, what: &'static str) -> impl FnOnce(Fault) -> Refusal {
+    let claim = claim.clone();
+    move |fault| Refusal::Failed { claim, what, why: fault.to_string() }
+}
+
+/// Reads the cards that a claim cuts.
+pub(super) async fn read(core: &Core, claim: &ClaimRef, cards: &BTreeMap<StableId, u32>) -> Result<Readings, Refusal> {
+    let mut readings = Readings::new();
+    for (card, physical_id) in cards {
+        let reading = core.backend.card(*physical_id).await.map_err(failed(claim, "reading the card"))?;
+        readings.insert(card.clone(), reading);
+    }
+    Ok(readings)
+}
+
+/// Makes one vNPU and reads it back. An error says nothing about whether it exists.
+pub(super) async fn make(core: &Core, claim: &ClaimRef, order: &Order) -> Result<VnpuReading, Refusal> {
+    let mut pause = core.timing.busy_pause;
+    let mut tries = 1;
+    let id = loop {
+        match core.backend.create(order.physical_id, &order.template, order.id).await {
+            Ok(id) => break id,
+            Err(fault @ Fault::Busy { .. }) if tries < TRIES => {
+                warn!(claim = %claim, tries, fault = %fault, "the card is busy; its vNPU is tried again");
+                tokio::time::sleep(pause).await;
+                (pause, tries) = (pause * 2, tries + 1);
+            }
+            Err(fault) => return Err(failed(claim, "making the vNPU")(fault)),
+        }
+    };
+    let reading = core.backend.card(order.physical_id).await.map_err(failed(claim, "reading the vNPU back"))?;
+    let found = reading.vnpu(id).cloned();
+    found.ok_or_else(|| Refusal::Failed {
+        claim: claim.clone(),
+        what: "reading the vNPU back",
+        why: format!("the library made vNPU {id} and does not list it"),
+    })
+}
+
+/// Destroys the vNPU that a record names, wherever the library has it; one that is gone is success. Never more than
+/// that one, and never one that cannot be told from others.
+///
+/// The caller holds the card's lock.
+pub(super) async fn destroy(
+    core: &Core,
+    claim: &ClaimRef,
+    card: &StableId,
+    physical_id: u32,
+    cut: &Cut,
+    force: bool,
+) -> Result<(), Refusal> {
+    let mut cut = cut.clone();
+    let mut pause = core.timing.busy_pause;
+    let mut last = String::new();
+    for _ in 0..TRIES {
+        let before = read_one(core, claim, physical_id).await?;
+        let id = match plan::verdict(&cut, &before, &core.state.named(card, &claim.uid)) {
+            Verdict::Gone => return Ok(()),
+            Verdict::Destroy(id) => id,
+            Verdict::Disputed(ids) if force => {
+                warn!(claim = %claim, ?ids, "released by force; none of these vNPUs is destroyed");
+                return Ok(());
+            }
+            Verdict::Disputed(ids) => {
+                let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                return Err(Refusal::Disputed { claim: claim.clone(), device: card.to_string(), ids });
+            }
+        };
+        let Err(fault) = core.backend.destroy(physical_id, id).await else {
+            info!(claim = %claim, vnpu = id, "vNPU destroyed");
+            return Ok(());
+        };
+        // An error may come after success, or with the vNPU made again under another id.
+        let after = read_one(core, claim, physical_id).await?;
+        cut.id = id;
+        if let Some(id) = plan::remade(&cut, &before, &after) {
+            warn!(claim = %claim, old = cut.id, new = id, "the library made the vNPU again under another id");
+            rename(core, claim, card, cut.id, id).await?;
+            cut.id = id;
+        } else if after.vnpu(id).is_none() {
+            return Ok(());
+        }
+        last = fault.to_string();
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    Err(Refusal::Failed { claim: claim.clone(), what: "destroying the vNPU", why: last })
+}
+
+async fn read_one(core: &Core, claim: &ClaimRef, physical_id: u32) -> Result<CardReading, Refusal> {
+    core.backend.card(physical_id).await.map_err(failed(claim, "reading the card"))
+}
+
+/// Writes down that a vNPU of a claim has another id now.
+async fn rename(core: &Core, claim: &ClaimRef, card: &StableId, old: u32, new: u32) -> Result<(), Refusal> {
+    let Some(mut record) = core.state.record(&claim.uid) else { return Ok(()) };
+    for holding in record.devices.iter_mut().filter(|holding| holding.stable_id == *card) {
+        if let Some(cut) = holding.cut.as_mut().filter(|cut| cut.id == old) {
+            cut.id = new;
+        }
+    }
+    core.state.enter(record.clone());
+    write(core, claim, record).await
+}
+
+async fn write(core: &Core, claim: &ClaimRef, record: Record) -> Result<(), Refusal> {
+    steps::on_disk(core, vec![Step::Write(Box::new(record))]).await.map_err(|(what, why)| Refusal::Failed {
+        claim: claim.clone(),
+        what,
+        why,
+    })
+}
+
+/// Waits until the vendor's own replay of vNPUs after a boot has ended: before that an id may be taken at any moment.
+///
+/// It has ended if it is off, if it has nothing to bring back, if all of that is there, or if enough time has passed.
+pub(super) async fn replayed(core: &Core, claim: &ClaimRef) -> Result<(), Refusal> {
+    if core.state.is_replayed() {
+        return Ok(());
+    }
+    let patience = Instant::now() + core.timing.replay_patience;
+    loop {
+        let up = (core.uptime)();
+        let ended =
+            up >= core.timing.replay_wait || is_replayed(core).await.map_err(failed(claim, "reading the vNPU mode"))?;
+        if ended {
+            core.state.set_replayed();
+            return Ok(());
+        }
+        if Instant::now() >= patience {
+            let why = "the vendor's replay of vNPUs after the boot has not ended".to_owned();
+            return Err(Refusal::CardBusy { claim: claim.clone(), device: "the card".to_owned(), why });
+        }
+        tokio::time::sleep(core.timing.busy_pause.max(Duration::from_millis(10))).await;
+    }
+}
+
+async fn is_replayed(core: &Core) -> Result<bool, Fault> {
+    let vendor = core.backend.vendor().await?;
+    if vendor.replay == Some(false) || vendor.listed.is_empty() {
+        return Ok(true);
+    }
+    let mut there = Vec::new();
+    for (_, physical_id) in core.state.cuttable() {
+        there.extend(core.backend.card(physical_id).await?.ids());
+    }
+    Ok(vendor.listed.iter().all(|id| there.contains(id)))
+}
