@@ -310,7 +310,7 @@ impl Status {
             ),
         ];
         if let Some(why) = &self.no_slicing {
-            pairs.push(("slicing", Cell::some(format!("off: {why}"))));
+            pairs.push(("slicing", Cell::some(why.strip_prefix("slicing is ").unwrap_or(why))));
         }
         let point = |point: &Attention| {
             let since = point.since.map(|since| format!(", for {}", age(since, now))).unwrap_or_default();
