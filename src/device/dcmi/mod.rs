@@ -120,16 +120,19 @@ enum Work {
     Scan(Reply<Scan>),
     Health(Reply<BTreeMap<u32, HealthReading>>),
     /// Goes before the next call of a scan or poll.
-    Urgent {
-        request: Request,
-        deadline: Duration,
-        reply: Reply<Outcome<serde_json::Value>>,
-    },
+    Urgent(Urgent),
+}
+
+/// One call that goes before all others.
+struct Urgent {
+    request: Request,
+    deadline: Duration,
+    reply: Reply<Outcome<serde_json::Value>>,
 }
 
 #[derive(Default)]
 struct Queue {
-    urgent: VecDeque<Work>,
+    urgent: VecDeque<Urgent>,
     ordinary: VecDeque<Work>,
     closed: bool,
 }
@@ -170,8 +173,8 @@ impl Shared {
             return;
         }
         match work {
-            Work::Urgent { .. } => queue.urgent.push_back(work),
-            _ => queue.ordinary.push_back(work),
+            Work::Urgent(urgent) => queue.urgent.push_back(urgent),
+            work => queue.ordinary.push_back(work),
         }
         drop(queue);
         self.filled.notify_one();
@@ -185,7 +188,8 @@ impl Shared {
                 return None;
             }
             let queue_now = &mut *queue;
-            if let Some(work) = queue_now.urgent.pop_front().or_else(|| queue_now.ordinary.pop_front()) {
+            let urgent = queue_now.urgent.pop_front().map(Work::Urgent);
+            if let Some(work) = urgent.or_else(|| queue_now.ordinary.pop_front()) {
                 return Some(work);
             }
             queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +197,7 @@ impl Shared {
     }
 
     /// The next urgent work, if there is any now.
-    fn next_urgent(&self) -> Option<Work> {
+    fn next_urgent(&self) -> Option<Urgent> {
         locked(&self.queue).urgent.pop_front()
     }
 
@@ -261,7 +265,7 @@ impl Dcmi {
 
     /// One call ahead of all polls: creating and destroying vNPUs.
     pub async fn urgent(&self, request: Request, deadline: Duration) -> Result<Outcome<serde_json::Value>, Fault> {
-        self.ask(|reply| Work::Urgent { request, deadline, reply }).await
+        self.ask(|reply| Work::Urgent(Urgent { request, deadline, reply })).await
     }
 
     async fn ask<T>(&self, work: impl FnOnce(Reply<T>) -> Work) -> Result<T, Fault> {

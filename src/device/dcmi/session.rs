@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tracing::{debug, info, warn};
 
 use super::{
-    BACKEND, Reply, Settings, Shared, Work,
+    BACKEND, Reply, Settings, Shared, Urgent, Work,
     reading::{self, Seat},
     wire::{self, At, Hello, OpenError, Outcome, Request},
     worker,
@@ -143,19 +143,18 @@ impl Session {
     /// Serves until the backend is dropped.
     pub(super) fn run(mut self) {
         while let Some(work) = self.shared.next() {
-            self.serve(work);
-        }
-        self.retire();
-    }
-
-    fn serve(&mut self, work: Work) {
-        match work {
-            Work::Scan(reply) => self.attend(reply, Self::scan),
-            Work::Health(reply) => self.attend(reply, Self::health),
-            Work::Urgent { request, deadline, reply } => {
-                self.attend(reply, |session| session.ask(&request, deadline));
+            match work {
+                Work::Scan(reply) => self.attend(reply, Self::scan),
+                Work::Health(reply) => self.attend(reply, Self::health),
+                Work::Urgent(Urgent { request, deadline, reply }) => self.attend(reply, |session| {
+                    if session.worker.is_none() {
+                        session.scan()?;
+                    }
+                    session.ask(&request, deadline)
+                }),
             }
         }
+        self.retire();
     }
 
     fn attend<T>(&mut self, reply: Reply<T>, work: impl FnOnce(&mut Self) -> Result<T, Fault>) {
@@ -166,8 +165,8 @@ impl Session {
 
     /// One call of a scan or poll, after all that is more urgent.
     pub(super) fn call<T: DeserializeOwned>(&mut self, request: Request) -> Result<Outcome<T>, Fault> {
-        while let Some(work) = self.shared.next_urgent() {
-            self.serve(work);
+        while let Some(Urgent { request, deadline, reply }) = self.shared.next_urgent() {
+            self.attend(reply, |session| session.ask(&request, deadline));
         }
         self.ask(&request, self.settings.timing.read)
     }

@@ -9,10 +9,10 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
+    fs::{self, File},
     io::{self, Read as _, Seek as _, Write as _},
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
         unix::{fs::OpenOptionsExt as _, net::UnixStream},
     },
     path::{Path, PathBuf},
@@ -109,7 +109,21 @@ fn take_socket() -> io::Result<UnixStream> {
     unistd::dup2_stdin(File::open("/dev/null")?)?;
     let stream = UnixStream::from(socket);
     stream.peer_addr()?;
+    close_others(stream.as_raw_fd())?;
     Ok(stream)
+}
+
+/// Closes what the daemon was started with and handed on unawares: a worker that hangs in the kernel must not keep
+/// the daemon's sockets alive.
+fn close_others(socket: RawFd) -> io::Result<()> {
+    let names: Vec<_> = fs::read_dir("/proc/self/fd")?.filter_map(Result::ok).map(|entry| entry.file_name()).collect();
+    for fd in names.iter().filter_map(|name| name.to_str()?.parse::<RawFd>().ok()) {
+        if fd > 2 && fd != socket {
+            // The listing's own descriptor is closed already.
+            let _ = unistd::close(fd);
+        }
+    }
+    Ok(())
 }
 
 fn serve(stream: &UnixStream, arguments: &Arguments) -> io::Result<()> {

@@ -426,6 +426,8 @@ async fn an_urgent_call_goes_before_the_next_call_of_a_scan() {
         timing: node.settings.timing.clone(),
     })
     .unwrap();
+    let first = backend.urgent(Request::DriverVersion, Duration::from_secs(20)).await;
+    assert!(first.unwrap().is_ok(), "the first call starts the library");
     backend.scan().await.unwrap();
     node.world.faults().set([Planted::new("dcmi_get_device_health", Action::DelayMs(50))]).unwrap();
     node.world.clear_calls().unwrap();
@@ -446,6 +448,9 @@ async fn an_urgent_call_goes_before_the_next_call_of_a_scan() {
 #[tokio::test]
 async fn the_worker_keeps_the_daemons_secrets_and_standard_input_from_the_library() {
     let node = Dcmi::of(Profile::Ascend910B4);
+    let path = node.dir.path().join("handed on unawares");
+    let stray = fs::File::create(&path).unwrap();
+    nix::fcntl::fcntl(&stray, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     scanned(node.backend()).await;
     let proc = Path::new("/proc").join(node.worker().to_string());
     let environment = fs::read_to_string(proc.join("environ")).unwrap();
@@ -455,6 +460,8 @@ async fn the_worker_keeps_the_daemons_secrets_and_standard_input_from_the_librar
     for stream in ["0", "1"] {
         assert_eq!(fs::read_link(proc.join("fd").join(stream)).unwrap(), Path::new("/dev/null"));
     }
+    let open: Vec<_> = fs::read_dir(proc.join("fd")).unwrap().map(|fd| fs::read_link(fd.unwrap().path())).collect();
+    assert!(!open.iter().any(|to| to.as_ref().is_ok_and(|to| *to == path)), "{open:?}");
     let status = fs::read_to_string(proc.join("status")).unwrap();
     let threads = status.lines().find(|line| line.starts_with("Threads:")).unwrap();
     assert!(threads.ends_with("\t1"), "no runtime in the worker: {threads}");
