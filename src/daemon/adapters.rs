@@ -149,9 +149,11 @@ impl admin::Sources for View {
 fn cluster_view(status: cluster::Status, node_name: &str, node: &Node) -> admin::Cluster {
     let publishing = status.publishing;
     let number = |generation: Option<i64>| generation.and_then(|number| u64::try_from(number).ok());
+    let failed = status.credentials.problem.is_some() || publishing.problem.is_some();
     let mut problems: Vec<String> = Vec::new();
     problems.extend(status.credentials.problem);
     problems.extend(publishing.problem);
+    // These leave the rest in working order.
     problems.extend(publishing.dropped);
     problems.extend(publishing.left_out);
     problems.extend(status.forbidden.into_iter().map(|(what, why)| format!("not permitted to {what}: {why}")));
@@ -169,10 +171,10 @@ fn cluster_view(status: cluster::Status, node_name: &str, node: &Node) -> admin:
         error: slice.problem.clone().unwrap_or_default(),
     });
     admin::Cluster {
-        state: match (status.connected, problems.is_empty(), publishing.in_step) {
-            (_, false, _) => "failed",
-            (true, true, true) => "ok",
-            _ => "starting",
+        state: match (failed, status.connected && publishing.in_step) {
+            (true, _) => "failed",
+            (false, true) => "ok",
+            (false, false) => "starting",
         },
         node: node_name.to_owned(),
         pool: node.pool.to_string(),
@@ -183,5 +185,41 @@ fn cluster_view(status: cluster::Status, node_name: &str, node: &Node) -> admin:
         credentials: status.credentials.source,
         error: problems.join("; "),
         slices: slices.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::names::{DriverName, PoolName};
+
+    fn view(status: cluster::Status) -> admin::Cluster {
+        let node = Node {
+            driver: DriverName::new("npu.huawei.com").unwrap(),
+            pool: PoolName::new("n/npu").unwrap(),
+            boot_id: String::new(),
+            no_slicing: "",
+        };
+        cluster_view(status, "n", &node)
+    }
+
+    #[test]
+    fn the_cluster_fails_by_what_stops_it_and_not_by_what_one_device_lacks() {
+        let mut status = cluster::Status::default();
+        assert_eq!(view(status.clone()).state, "starting");
+        status.connected = true;
+        status.publishing.in_step = true;
+        assert_eq!(view(status.clone()).state, "ok");
+        status.publishing.left_out.push("device \"npu-1\" is not published: why".to_owned());
+        let lacking = view(status.clone());
+        assert_eq!((lacking.state, lacking.error.as_str()), ("ok", "device \"npu-1\" is not published: why"));
+        status.credentials.problem = Some("expired".to_owned());
+        assert_eq!(view(status).state, "failed");
+    }
+
+    #[test]
+    fn an_error_is_told_with_all_its_causes() {
+        let error = store::LoadError::Disk(crate::disk::DiskError::at("read", "/x")(std::io::Error::other("why")));
+        assert_eq!(text(error), "cannot read /x: why");
     }
 }

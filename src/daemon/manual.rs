@@ -24,7 +24,7 @@ pub(super) fn example() -> String {
     );
     for key in KEYS {
         text.push('\n');
-        for line in wrap(&format!("{}. {}", key.help, key.more), 117) {
+        for line in wrap(&about(key), 117) {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "# {line}");
         }
@@ -34,6 +34,11 @@ pub(super) fn example() -> String {
         let _ = writeln!(text, "#{} = {}", key.name, default_value(key));
     }
     text
+}
+
+/// What a key does, in sentences.
+fn about(key: &Key) -> String {
+    format!("{}. {}", key.help, key.more).trim_end().to_owned()
 }
 
 /// What may stand there, and what stands in for nothing.
@@ -78,8 +83,11 @@ fn daemon_page() -> io::Result<Vec<u8>> {
     let man = Man::new(cli::command()).section("8").manual("npu-dra");
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
     let mut text = Roff::new();
+    text.control("SH", ["SYNOPSIS"]);
+    text.text([bold("npu-dra"), roman(" ["), italic("OPTIONS"), roman("]")]);
+    text.control("PP", []);
+    text.text([bold("npu-dra check-config"), roman(" ["), italic("OPTIONS"), roman("]")]);
     text.control("SH", ["DESCRIPTION"]);
     paragraph(
         &mut text,
@@ -151,7 +159,7 @@ fn file_page() -> io::Result<Vec<u8>> {
     for key in KEYS {
         text.control("TP", []);
         text.text([bold(key.name), roman(" = "), italic(default_value(key))]);
-        text.text([roman(format!("{}. {}", key.help, key.more))]);
+        text.text([roman(about(key))]);
         let notes = notes(key);
         if !notes.is_empty() {
             text.control("RS", []);

@@ -29,7 +29,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Task::Man(directory) => outcome(manual::write_pages(&directory).context("cannot write the man pages")),
         Task::Example => outcome(say(&manual::example())),
         Task::CheckConfig => match load(&matches) {
-            Ok((inputs, settings)) => outcome(say(&settings::describe(&inputs, &settings))),
+            Ok((inputs, settings)) => match run::check_paths(&settings) {
+                Ok(()) => outcome(say(&settings::describe(&inputs, &settings))),
+                Err(error) => failure(error.exit_code(), &error.into()),
+            },
             Err(error) => failure(EXIT_SETTINGS, &error.into()),
         },
         Task::Run => match load(&matches) {

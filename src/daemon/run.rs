@@ -140,13 +140,7 @@ struct Opened {
 pub(super) fn run(settings: Settings, reload: impl Fn(&Settings)) -> Result<(), Failure> {
     let started_at = Timestamp::now();
     let adopted = systemd::admin_socket().map_err(system("take the admin socket from systemd"))?;
-    // A path that no socket can have is found before anything is touched.
-    kubelet::Sockets::new(
-        &settings.driver,
-        settings.instance.as_ref(),
-        &settings.registrar_dir,
-        &settings.plugins_dir,
-    )?;
+    check_paths(&settings)?;
     let opened = open(&settings, adopted)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -159,6 +153,13 @@ pub(super) fn run(settings: Settings, reload: impl Fn(&Settings)) -> Result<(), 
     // Steps that hang in the file system are left to their records.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
+}
+
+/// Refuses paths that no socket can have, before anything is touched.
+pub(super) fn check_paths(settings: &Settings) -> Result<(), Failure> {
+    let instance = settings.instance.as_ref();
+    kubelet::Sockets::new(&settings.driver, instance, &settings.registrar_dir, &settings.plugins_dir)?;
+    Ok(())
 }
 
 /// Takes the state directory and reads all of it.

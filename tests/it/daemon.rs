@@ -388,6 +388,9 @@ fn check_config_prints_the_settings_and_where_each_came_from() {
     assert_eq!(line("node-name"), "node-name = \"worker-3\" # variable NODE_NAME");
     assert_eq!(line("device.wait"), format!("device.wait = \"10s\" # {}:2", config.display()));
     assert_eq!(line("driver-name"), "driver-name = \"npu.huawei.com\" # default");
+    let long = format!("--kubelet-plugins-directory-path=/{}", "k".repeat(100));
+    let output = Command::new(BINARY).args(["check-config", &long]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "what the daemon would refuse is refused here");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
