@@ -974,6 +974,23 @@ mod tests {
         }
     }
 
+    impl Disk {
+        /// No card is held whole beside anybody else.
+        fn assert_whole_or_cut(&self) {
+            let holdings = || {
+                self.records
+                    .values()
+                    .flat_map(|record| record.devices.iter().map(move |holding| (&record.claim, holding)))
+            };
+            for (claim, whole) in holdings().filter(|(_, holding)| holding.cut.is_none() && !holding.admin_access) {
+                let shared = holdings().filter(|(other, holding)| {
+                    *other != claim && holding.stable_id == whole.stable_id && !holding.admin_access
+                });
+                assert_eq!(shared.count(), 0, "{claim} shares {}", whole.device);
+            }
+        }
+    }
+
     fn plan(claim: &AllocatedClaim, disk: &Disk) -> Result<Prepare, Refusal> {
         prepare(Setting::of(disk).world(), claim)
     }
@@ -1133,12 +1150,420 @@ mod tests {
         assert_eq!(recover(setting.world(), &disk.found()).rebuilt, []);
     }
 
+    // vNPUs. One 910B4 of the inventory: 32 GiB, 20 AI cores, 7 AI CPUs.
+
+    const GIB: u64 = 1 << 30;
+
+    fn consumable() -> Offer {
+        Offer { model: Model::Consumable, ..Offer::default() }
+    }
+
+    /// A claim that was booked `gib` of each card, in shares of its own.
+    fn booked(n: usize, shares: &[(&str, u64)]) -> AllocatedClaim {
+        let mut claim = claim(n, &shares.iter().map(|(device, _)| (*device, false)).collect::<Vec<_>>());
+        for (index, (result, (_, gib))) in claim.results.iter_mut().zip(shares).enumerate() {
+            result.share_id = Some(format!("share-{n}-{index}"));
+            result.consumed_capacity.insert(MEMORY.to_owned(), Quantity::bytes(gib * GIB));
+        }
+        claim
+    }
+
+    fn vnpu(id: u32, template: &str, gib: u64, ai_cores: u32) -> VnpuReading {
+        VnpuReading { id, template: template.to_owned(), memory: gib * GIB, ai_cores }
+    }
+
+    fn idle() -> CardReading {
+        CardReading { processes: Some(Vec::new()), ..CardReading::default() }
+    }
+
+    /// A setting whose cards are read as given, the others as idle.
+    fn cutting(disk: &Disk, readings: &[(&str, CardReading)]) -> Setting {
+        let mut setting = Setting { offer: consumable(), ..Setting::of(disk) };
+        for npu in setting.inventory.npus() {
+            let given = readings.iter().find(|(name, _)| *name == npu.name.as_str());
+            setting.readings.insert(npu.stable_id.clone(), given.map_or_else(idle, |(_, reading)| reading.clone()));
+        }
+        setting
+    }
+
+    /// Prepares a claim whose vNPUs come out as ordered; gives the record.
+    fn cut(disk: &mut Disk, setting: &Setting, claim: &AllocatedClaim) -> Record {
+        let prepared = prepare(setting.world(), claim).unwrap();
+        prepared.steps.iter().for_each(|step| disk.apply(step));
+        let read: Vec<_> = prepared
+            .orders
+            .iter()
+            .map(|order| {
+                let cut = prepared.record.devices[order.device].cut.as_ref().unwrap();
+                (order.device, vnpu(order.id, &order.template, cut.memory / GIB, cut.ai_cores))
+            })
+            .collect();
+        let (record, steps) = made(&prepared.record, &read).unwrap();
+        steps.iter().for_each(|step| disk.apply(step));
+        record
+    }
+
+    fn refusal(setting: &Setting, claim: &AllocatedClaim) -> Refusal {
+        prepare(setting.world(), claim).unwrap_err()
+    }
+
+    #[test]
+    fn the_claim_of_the_requirements_is_cut_as_vir10_3c_16g() {
+        let setting = cutting(&Disk::default(), &[]);
+        let wanted = booked(1, &[("npu-2", 16)]);
+        let cards: Vec<_> = cards_to_read(setting.world(), &wanted).into_values().collect();
+        assert_eq!(cards, [2]);
+        let prepared = prepare(setting.world(), &wanted).unwrap();
+        assert_eq!(prepared.record.phase, Phase::Intent);
+        assert_eq!(
+            prepared.steps,
+            [Step::Write(Box::new(prepared.record.clone()))],
+            "the intent comes before the vendor's call"
+        );
+        let order = &prepared.orders[0];
+        assert_eq!((order.physical_id, order.template.as_str(), order.id), (2, "vir10_3c_16g", 132));
+        let (record, steps) = made(&prepared.record, &[(0, vnpu(132, "vir10_3c_16g", 16, 10))]).unwrap();
+        assert_eq!(steps.iter().map(Step::name).collect::<Vec<_>>(), ["writing the record", "writing the CDI file"]);
+        let injected = &injection(&record).devices[0];
+        assert_eq!((injected.vnpu, &injected.physical_ids), (Some(132), &vec![]));
+        assert!(injected.name.ends_with("_v132"), "{}", injected.name);
+        let answer = answer(&setting.node.driver, &record);
+        assert_eq!((answer[0].device.as_str(), answer[0].share_id.as_deref()), ("npu-2", Some("share-1-0")));
+    }
+
+    #[test]
+    fn the_whole_capacity_of_a_shared_card_is_the_whole_card() {
+        let setting = cutting(&Disk::default(), &[]);
+        let wanted = booked(1, &[("npu-2", 32)]);
+        assert!(cards_to_read(setting.world(), &wanted).is_empty(), "no vendor call for a whole card");
+        let prepared = prepare(setting.world(), &wanted).unwrap();
+        assert_eq!((prepared.orders.len(), prepared.record.devices[0].physical_ids.clone()), (0, vec![2]));
+    }
+
+    #[test]
+    fn a_size_that_is_no_template_is_an_error_and_never_a_whole_card() {
+        let setting = cutting(&Disk::default(), &[]);
+        let text = refusal(&setting, &booked(1, &[("npu-2", 12)])).to_string();
+        assert!(text.contains("booked 12Gi of npu-2, which can be cut into 8Gi, 16Gi only"), "{text}");
+        let off =
+            Setting { offer: Offer { why: "because".to_owned(), ..Offer::default() }, ..Setting::of(&Disk::default()) };
+        assert!(
+            matches!(refusal(&off, &booked(1, &[("npu-2", 16)])), Refusal::ShareNotCut { why, .. } if why == "because")
+        );
+        let mut silent = booked(1, &[("npu-2", 16)]);
+        silent.results[0].consumed_capacity.clear();
+        assert!(matches!(refusal(&setting, &silent), Refusal::ShareNotCut { .. }));
+    }
+
+    #[test]
+    fn a_bare_number_is_refused_with_the_text_that_mends_it() {
+        let setting = cutting(&Disk::default(), &[]);
+        for (asked, bytes) in [
+            ("10000", "10000 bytes"),
+            ("1048575", "1048575 bytes"),
+            ("0", "0 bytes"),
+            ("500m", "no number"),
+            ("-5", "no number"),
+        ] {
+            let mut wanted = booked(1, &[("npu-2", 8)]);
+            wanted.asked_memory.insert("r0/sub".to_owned(), asked.parse().unwrap());
+            let text = refusal(&setting, &wanted).to_string();
+            assert!(text.contains(bytes) && text.contains("10000Mi"), "{text}");
+        }
+        let mut wanted = booked(1, &[("npu-2", 8)]);
+        wanted.asked_memory.insert("r0/sub".to_owned(), "9Gi".parse().unwrap());
+        assert!(matches!(refusal(&setting, &wanted), Refusal::BookedLess { .. }));
+        wanted.asked_memory.insert("r0/sub".to_owned(), "1Mi".parse().unwrap());
+        prepare(setting.world(), &wanted).unwrap();
+    }
+
+    #[test]
+    fn a_placeholder_is_refused_with_the_reason() {
+        let setting = cutting(&Disk::default(), &[]);
+        let text = refusal(&setting, &booked(1, &[("placeholder-0-3", 8)])).to_string();
+        assert!(text.contains("DRAPartitionableDevices"), "{text}");
+    }
+
+    #[test]
+    fn a_part_is_known_by_its_name_in_whatever_model_it_was_published() {
+        let mut setting = cutting(&Disk::default(), &[]);
+        let wanted = claim(1, &[("npu-3-vir05-1c-8g-2", false)]);
+        let prepared = prepare(setting.world(), &wanted).unwrap();
+        assert_eq!((prepared.orders[0].template.as_str(), prepared.orders[0].physical_id), ("vir05_1c_8g", 3));
+        setting.offer.model = Model::Partitionable;
+        prepare(setting.world(), &wanted).unwrap();
+        assert!(matches!(refusal(&setting, &claim(1, &[("npu-3-vir05-1c-8g-9", false)])), Refusal::DeviceGone { .. }));
+    }
+
+    #[test]
+    fn configuration_names_the_template_and_an_error_names_what_is_allowed() {
+        let setting = cutting(&Disk::default(), &[]);
+        let with = |template: &str, from_class: bool, requests: &[&str]| {
+            let vnpu = Some(config::VnpuConfig { template: Some(template.to_owned()) });
+            let parameters = Ok(config::NpuConfig { vnpu, ..config::NpuConfig::default() });
+            let requests = requests.iter().map(ToString::to_string).collect();
+            crate::domain::claim::OpaqueConfig { from_class, requests, driver: "npu.huawei.com".to_owned(), parameters }
+        };
+        let ordered = |configs: Vec<_>| {
+            let wanted = AllocatedClaim { config: configs, ..booked(1, &[("npu-2", 16)]) };
+            prepare(setting.world(), &wanted).map(|prepared| prepared.orders[0].template.clone())
+        };
+        assert_eq!(ordered(vec![with("vir10_3c_16g_nm", false, &[])]).unwrap(), "vir10_3c_16g_nm");
+        let both = vec![with("vir10_4c_16g_m", false, &["r0"]), with("vir10_3c_16g_nm", true, &[])];
+        assert_eq!(ordered(both).unwrap(), "vir10_4c_16g_m", "the claim's word counts more than the class's");
+        assert_eq!(ordered(vec![with("vir05_1c_8g", false, &["other"])]).unwrap(), "vir10_3c_16g");
+        let text = ordered(vec![with("vir05_1c_8g", false, &[])]).unwrap_err().to_string();
+        assert!(text.contains("vir05_1c_8g has 8Gi, but 16Gi were booked"), "{text}");
+        let text = ordered(vec![with("vir99", false, &[])]).unwrap_err().to_string();
+        assert!(text.contains("none of vir05_1c_8g, vir10_3c_16g"), "{text}");
+        let mut broken = with("x", false, &["other"]);
+        broken.parameters = Err("unknown field `vnpuu`".to_owned());
+        assert!(matches!(ordered(vec![broken]), Err(Refusal::BadConfig { .. })));
+        let wanted = AllocatedClaim { config: vec![with("vir05_1c_8g", false, &[])], ..booked(1, &[("npu-2", 32)]) };
+        assert!(matches!(refusal(&setting, &wanted), Refusal::BadConfig { .. }));
+    }
+
+    #[test]
+    fn several_shares_of_one_card_get_ids_of_their_own() {
+        let setting = cutting(&Disk::default(), &[]);
+        let prepared = prepare(setting.world(), &booked(1, &[("npu-0", 8), ("npu-0", 16), ("npu-1", 8)])).unwrap();
+        let ids: Vec<_> = prepared.orders.iter().map(|order| order.id).collect();
+        assert_eq!(ids, [100, 101, 116]);
+        let text = refusal(&setting, &booked(1, &[("npu-0", 16), ("npu-0", 16), ("npu-0", 8)])).to_string();
+        assert!(text.contains("no room for vir05_1c_8g"), "{text}");
+        assert!(matches!(refusal(&setting, &booked(1, &[("npu-0", 32), ("npu-0", 8)])), Refusal::Twice { .. }));
+    }
+
+    #[test]
+    fn a_card_is_whole_or_cut_but_never_both() {
+        let mut disk = Disk::default();
+        cut(&mut disk, &cutting(&Disk::default(), &[]), &booked(1, &[("npu-0", 8)]));
+        let one = CardReading { vnpus: vec![vnpu(100, "vir05_1c_8g", 8, 5)], ..idle() };
+        let setting = cutting(&disk, &[("npu-0", one)]);
+        assert!(matches!(refusal(&setting, &booked(2, &[("npu-0", 32)])), Refusal::Held { .. }));
+        prepare(setting.world(), &booked(2, &[("npu-0", 8)])).unwrap();
+        let mut disk = Disk::default();
+        cut(&mut disk, &cutting(&Disk::default(), &[]), &booked(1, &[("npu-0", 32)]));
+        assert!(matches!(refusal(&cutting(&disk, &[]), &booked(2, &[("npu-0", 8)])), Refusal::Held { .. }));
+    }
+
+    #[test]
+    fn room_is_what_the_card_has_left_by_our_sums_and_by_its_own() {
+        let mut disk = Disk::default();
+        for n in 1..=2 {
+            let made = (1..n).map(|made| vnpu(99 + made, "vir10_3c_16g", 16, 10)).collect();
+            let setting = cutting(&disk, &[("npu-0", CardReading { vnpus: made, ..idle() })]);
+            cut(&mut disk, &setting, &booked(usize::try_from(n).unwrap(), &[("npu-0", 16)]));
+        }
+        let full =
+            CardReading { vnpus: vec![vnpu(100, "vir10_3c_16g", 16, 10), vnpu(101, "vir10_3c_16g", 16, 10)], ..idle() };
+        let text = refusal(&cutting(&disk, &[("npu-0", full)]), &booked(3, &[("npu-0", 8)])).to_string();
+        assert!(text.contains("0 of memory, 0 AI cores and 1 AI CPUs are left"), "{text}");
+        let short = Resources { memory: 32 * GIB, ai_cores: 4, ai_cpus: 7 };
+        let reading = CardReading { free: Some(short), ..idle() };
+        let setting = cutting(&Disk::default(), &[("npu-0", reading)]);
+        assert!(matches!(refusal(&setting, &booked(3, &[("npu-0", 8)])), Refusal::NoRoom { .. }));
+        let reserved = Resources { memory: 7 * GIB, ai_cores: 5, ai_cpus: 1 };
+        let setting = cutting(&Disk::default(), &[("npu-0", CardReading { free: Some(reserved), ..idle() })]);
+        prepare(setting.world(), &booked(3, &[("npu-0", 8)])).expect("the chip keeps some memory for itself");
+    }
+
+    #[test]
+    fn a_card_that_somebody_else_uses_is_not_cut() {
+        let foreign = CardReading { vnpus: vec![vnpu(103, "vir05_1c_8g", 8, 5)], ..idle() };
+        let text =
+            refusal(&cutting(&Disk::default(), &[("npu-0", foreign.clone())]), &booked(1, &[("npu-0", 8)])).to_string();
+        assert!(text.contains("not ours: 103"), "{text}");
+        let busy = CardReading { processes: Some(vec![4711]), ..idle() };
+        let text =
+            refusal(&cutting(&Disk::default(), &[("npu-0", busy.clone())]), &booked(1, &[("npu-0", 8)])).to_string();
+        assert!(text.contains("4711"), "{text}");
+        let blind = CardReading { processes: None, ..idle() };
+        assert!(matches!(
+            refusal(&cutting(&Disk::default(), &[("npu-0", blind)]), &booked(1, &[("npu-0", 8)])),
+            Refusal::CardBusy { .. }
+        ));
+        let npu = &inventory_of(1).npus()[0].clone();
+        assert!(closed(npu, &foreign, &node(), &Ledger::default()).unwrap().contains("103"));
+        assert!(closed(npu, &busy, &node(), &Ledger::default()).unwrap().contains("process"));
+        assert_eq!(closed(npu, &idle(), &node(), &Ledger::default()), None);
+        let mut setting = cutting(&Disk::default(), &[]);
+        setting.offer.closed.insert(npu.stable_id.clone(), "reason".to_owned());
+        assert!(matches!(refusal(&setting, &booked(1, &[("npu-0", 32)])), Refusal::Closed { .. }), "nor given whole");
+    }
+
+    #[test]
+    fn a_vnpu_of_another_name_or_size_is_refused_and_one_that_is_near_is_shown_as_read() {
+        let setting = cutting(&Disk::default(), &[]);
+        let intent = prepare(setting.world(), &booked(1, &[("npu-0", 8)])).unwrap().record;
+        for wrong in [vnpu(100, "vir05_1c_8g", 16, 5), vnpu(100, "vir10_3c_16g", 8, 10)] {
+            let text = made(&intent, &[(0, wrong)]).unwrap_err().to_string();
+            assert!(text.contains("wanted vir05_1c_8g with 8Gi"), "{text}");
+        }
+        let (record, _) = made(&intent, &[(0, vnpu(100, "vir05_1c_8g", 7, 5))]).unwrap();
+        assert_eq!(record.devices[0].cut.as_ref().unwrap().memory, 7 * GIB);
+        // A library that ignores the wanted id: the record follows what was made.
+        let (record, _) = made(&intent, &[(0, vnpu(105, "vir05_1c_8g", 8, 5))]).unwrap();
+        assert_eq!(injection(&record).devices[0].vnpu, Some(105));
+    }
+
+    #[test]
+    fn a_replay_goes_by_the_card_and_makes_nothing_again_behind_a_users_back() {
+        let mut disk = Disk::default();
+        let wanted = booked(1, &[("npu-0", 8)]);
+        cut(&mut disk, &cutting(&Disk::default(), &[]), &wanted);
+        let there = CardReading { vnpus: vec![vnpu(100, "vir05_1c_8g", 8, 5)], ..idle() };
+        let replay = prepare(cutting(&disk, &[("npu-0", there.clone())]).world(), &wanted).unwrap();
+        assert_eq!((replay.orders.len(), replay.steps.len()), (0, 1), "only the CDI file is looked at");
+        assert!(matches!(refusal(&cutting(&disk, &[]), &wanted), Refusal::VnpuLost { id: 100, .. }));
+        let other = CardReading { vnpus: vec![vnpu(100, "vir10_3c_16g", 16, 10)], ..idle() };
+        assert!(matches!(refusal(&cutting(&disk, &[("npu-0", other.clone())]), &wanted), Refusal::VnpuLost { .. }));
+        let npu = inventory_of(1).npus()[0].clone();
+        assert_eq!(lost(&npu, &idle(), &node(), &disk.ledger()), [(wanted.claim.clone(), 100)]);
+        assert_eq!(lost(&npu, &there, &node(), &disk.ledger()), []);
+        // After a reboot it is adopted if it is there, and made again if it is not.
+        let rebooted = |reading: CardReading| {
+            let mut setting = cutting(&disk, &[("npu-0", reading)]);
+            setting.node.boot_id = "boot-2".to_owned();
+            setting
+        };
+        let adopted = prepare(rebooted(there).world(), &wanted).unwrap();
+        assert_eq!((adopted.orders.len(), adopted.record.phase, adopted.steps.len()), (0, Phase::Prepared, 2));
+        let again = prepare(rebooted(idle()).world(), &wanted).unwrap();
+        assert_eq!((again.orders.len(), again.record.phase), (1, Phase::Intent));
+        assert!(
+            matches!(refusal(&rebooted(other), &wanted), Refusal::VnpuLost { .. }),
+            "another template there is not ours"
+        );
+    }
+
+    #[test]
+    fn verdicts_never_touch_what_is_not_the_records() {
+        let record = |made| Cut {
+            template: "vir05_1c_8g".to_owned(),
+            memory: 8 * GIB,
+            ai_cores: 5,
+            id: 100,
+            made,
+            before: vec![107],
+        };
+        let card = |vnpus: &[(u32, &str)]| CardReading {
+            vnpus: vnpus.iter().map(|(id, template)| vnpu(*id, template, 8, 5)).collect(),
+            ..idle()
+        };
+        let named = BTreeSet::from([101]);
+        let ours = "vir05_1c_8g";
+        for (made, vnpus, wanted) in [
+            (true, &[(100, ours)][..], Verdict::Destroy(100)),
+            (true, &[], Verdict::Gone),
+            (true, &[(100, "vir10_3c_16g")], Verdict::Gone),
+            (true, &[(102, ours)], Verdict::Gone),
+            (false, &[(100, ours)], Verdict::Destroy(100)),
+            (false, &[(107, ours), (101, ours), (103, "vir10_3c_16g")], Verdict::Gone),
+            (false, &[(107, ours), (102, ours)], Verdict::Destroy(102)),
+            (false, &[(102, ours), (103, ours)], Verdict::Disputed(vec![102, 103])),
+        ] {
+            assert_eq!(verdict(&record(made), &card(vnpus), &named), wanted, "{made} {vnpus:?}");
+        }
+        assert_eq!(remade(&record(true), &card(&[(100, ours)]), &card(&[(104, ours)])), Some(104));
+        assert_eq!(remade(&record(true), &card(&[(100, ours)]), &card(&[(100, ours)])), None);
+        assert_eq!(remade(&record(true), &card(&[(100, ours)]), &card(&[])), None);
+    }
+
+    #[test]
+    fn a_release_writes_down_that_it_began_before_it_destroys() {
+        let mut disk = Disk::default();
+        let record = cut(&mut disk, &cutting(&Disk::default(), &[]), &booked(1, &[("npu-3", 8), ("npu-4", 16)]));
+        let release = unprepare(&uid(1), &disk.ledger(), false).unwrap();
+        let Step::Write(releasing) = &release.first[0] else { panic!("{release:?}") };
+        assert_eq!((releasing.phase, &release.first[1]), (Phase::Releasing, &Step::Withdraw(uid(1))));
+        assert_eq!(release.cuts.iter().map(|(_, chip, cut)| (*chip, cut.id)).collect::<Vec<_>>(), [(3, 148), (4, 164)]);
+        assert_eq!(release.last, [Step::Forget(uid(1))]);
+        disk.apply(&release.first[0]);
+        assert_eq!(unprepare(&uid(1), &disk.ledger(), false).unwrap().first, [Step::Withdraw(uid(1))]);
+        let setting = cutting(&disk, &[]);
+        assert!(matches!(refusal(&setting, &booked(1, &[("npu-3", 8), ("npu-4", 16)])), Refusal::Releasing(_)));
+        assert_eq!(recover(setting.world(), &disk.found()).releases, [uid(1)]);
+        disk.apply(&Step::Write(Box::new(Record { phase: Phase::Intent, ..record })));
+        assert_eq!(
+            recover(cutting(&disk, &[]).world(), &disk.found()).releases,
+            [uid(1)],
+            "nothing was answered for it"
+        );
+    }
+
+    #[test]
+    fn a_lost_record_of_a_vnpu_is_rebuilt_from_its_file_and_the_card() {
+        let mut disk = Disk::default();
+        cut(&mut disk, &cutting(&Disk::default(), &[]), &booked(1, &[("npu-0", 8)]));
+        disk.records.clear();
+        let quarantine = |readings: &[(&str, CardReading)]| {
+            let mut setting = cutting(&Disk::default(), readings);
+            setting.ledger.quarantine(Quarantined { uid: uid(1), why: "it is empty".to_owned(), path: String::new() });
+            setting
+        };
+        let there = CardReading { vnpus: vec![vnpu(100, "vir05_1c_8g", 8, 5)], ..idle() };
+        let recovery = recover(quarantine(&[("npu-0", there)]).world(), &disk.found());
+        let Step::Write(record) = &recovery.steps[0] else { panic!("{recovery:?}") };
+        assert_eq!(
+            record.devices[0].cut.as_ref().map(|cut| (cut.id, cut.template.as_str())),
+            Some((100, "vir05_1c_8g"))
+        );
+        assert_eq!(injection(record), disk.files[&uid(1)]);
+        assert_eq!(recover(quarantine(&[]).world(), &disk.found()).rebuilt, [], "the vNPU is not on the card");
+    }
+
     fn devices() -> impl Strategy<Value = Vec<(&'static str, bool)>> {
         let names = prop::sample::select(&["npu-0", "npu-1", "npu-2", "npu-3", "npu-4"][..]);
         prop::collection::vec((names, prop::bool::weighted(0.2)), 1..4)
     }
 
     proptest! {
+        #[test]
+        fn no_plan_over_commits_a_card(asks in prop::collection::vec((0..6usize, 0..3usize, any::<bool>()), 1..40), bin in 0..3usize) {
+            // Per bin: board, GiB, AI cores, AI CPUs.
+            let (board, gib, cores, cpus) = [(0x28, 32, 20, 7), (0x31, 64, 24, 6), (0x32, 64, 20, 7)][bin];
+            let mut disk = Disk::default();
+            let mut card: Vec<VnpuReading> = Vec::new();
+            let mut inventory = None;
+            for (n, size, release) in asks {
+                let mut setting = cutting(&disk, &[("npu-0", CardReading { vnpus: card.clone(), ..idle() })]);
+                let inventory = inventory.get_or_insert_with(|| {
+                    let mut scan = crate::domain::inventory::tests::scan_of(1);
+                    scan.chips[0].board_id = Some(board);
+                    scan.chips[0].memory = Some(gib * GIB);
+                    scan.chips[0].ai_cores = Some(cores);
+                    Inventory::from_scan(&scan, &mut crate::domain::node::NodeMemory::default()).unwrap()
+                });
+                setting.inventory = inventory.clone();
+                if release {
+                    let release = unprepare(&uid(n), &disk.ledger(), false).unwrap();
+                    for (_, _, cut) in &release.cuts {
+                        if let Verdict::Destroy(id) = verdict(cut, &setting.readings[&setting.inventory.npus()[0].stable_id], &disk.ledger().cut_ids(&setting.inventory.npus()[0].stable_id, Some(&uid(n)))) {
+                            card.retain(|vnpu| vnpu.id != id);
+                        }
+                    }
+                    [release.first, release.last].concat().iter().for_each(|step| disk.apply(step));
+                } else if !disk.records.contains_key(&uid(n)) {
+                    let wanted = booked(n, &[("npu-0", gib >> (2 - size))]);
+                    if prepare(setting.world(), &wanted).is_ok() {
+                        let record = cut(&mut disk, &setting, &wanted);
+                        for cut in record.devices.iter().filter_map(|holding| holding.cut.as_ref()) {
+                            prop_assert!(card.iter().all(|vnpu| vnpu.id != cut.id), "an id is used twice");
+                            card.push(vnpu(cut.id, &cut.template, cut.memory / GIB, cut.ai_cores));
+                        }
+                    }
+                }
+                disk.assert_whole_or_cut();
+                let sliceable = slice::sliceable(&setting.inventory.npus()[0]).unwrap();
+                let taken = card.iter().map(|vnpu| sliceable.template(&vnpu.template).unwrap().takes);
+                let whole = Resources { memory: gib * GIB, ai_cores: cores, ai_cpus: cpus };
+                prop_assert!(taken.clone().try_fold(whole, Resources::minus).is_some(), "over-committed: {card:?}");
+                let held: usize = disk.records.values().flat_map(|record| &record.devices).filter(|holding| holding.cut.is_some()).count();
+                prop_assert_eq!(held, card.len(), "each vNPU has its record");
+            }
+        }
+
         #[test]
         fn unprepare_after_prepare_restores_the_disk(others in prop::collection::vec(devices(), 0..4), mine in devices()) {
             let mut disk = Disk::default();
