@@ -198,7 +198,6 @@ mod tests {
             driver: DriverName::new("npu.huawei.com").unwrap(),
             pool: PoolName::new("n/npu").unwrap(),
             boot_id: String::new(),
-            no_slicing: "",
         };
         cluster_view(status, "n", &node)
     }
