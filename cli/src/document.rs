@@ -132,11 +132,73 @@ pub(crate) struct Holding {
     pub(crate) admin_access: bool,
     pub(crate) share_id: Option<String>,
     pub(crate) cdi_device: String,
+    /// `None` for a whole card.
+    pub(crate) vnpu: Option<Part>,
 }
 
-/// One vNPU. This build cuts none.
+/// The part of a card that a claim holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Vnpu {}
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Part {
+    pub(crate) id: u32,
+    pub(crate) template: String,
+    pub(crate) card: Option<String>,
+    pub(crate) ai_cores: u32,
+    pub(crate) memory_bytes: u64,
+    /// True once it was made and read back.
+    pub(crate) made: bool,
+}
+
+/// One vNPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Vnpu {
+    pub(crate) name: String,
+    pub(crate) state: String,
+    #[serde(flatten)]
+    pub(crate) part: Part,
+    pub(crate) claim: ClaimName,
+    pub(crate) prepared_at: Option<Timestamp>,
+    pub(crate) cdi_device: String,
+}
+
+impl Vnpu {
+    /// The vNPUs that claims hold, by card and id.
+    pub(crate) fn of_claims(claims: &[Claim]) -> Vec<Self> {
+        let mut vnpus: Vec<_> = claims.iter().flat_map(|claim| Self::of_claim(claim)).collect();
+        // The shorter name first: npu-2 before npu-10.
+        let key = |vnpu: &Self| (vnpu.part.card.as_ref().map(|card| (card.len(), card.clone())), vnpu.part.id);
+        vnpus.sort_by_key(key);
+        vnpus
+    }
+
+    fn of_claim(claim: &Claim) -> impl Iterator<Item = Self> {
+        claim.devices.iter().flatten().filter_map(|holding| {
+            let part = holding.vnpu.clone()?;
+            let card = part.card.as_deref().and_then(|card| card.rsplit('-').next()).unwrap_or("?");
+            Some(Self {
+                name: format!("vnpu-{card}-{}", part.id),
+                state: claim.state.clone(),
+                claim: ClaimName {
+                    namespace: claim.namespace.clone(),
+                    name: claim.name.clone(),
+                    uid: claim.uid.clone(),
+                },
+                prepared_at: claim.prepared_at,
+                cdi_device: holding.cdi_device.clone(),
+                part,
+            })
+        })
+    }
+}
+
+/// How cards are cut.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Slicing {
+    pub(crate) model: Option<String>,
+    /// Why it is off or of no better model.
+    pub(crate) reason: Option<String>,
+}
 
 /// One slice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -161,8 +223,7 @@ pub(crate) struct Status {
     pub(crate) kubelet: Option<Kubelet>,
     pub(crate) cluster: Option<Cluster>,
     pub(crate) claims: ClaimCounts,
-    /// Why no vNPU is cut here.
-    pub(crate) no_slicing: Option<String>,
+    pub(crate) slicing: Option<Slicing>,
     pub(crate) attention: Vec<Attention>,
 }
 
@@ -216,7 +277,9 @@ pub(crate) struct Cluster {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ClaimCounts {
+    pub(crate) preparing: u32,
     pub(crate) prepared: u32,
+    pub(crate) releasing: u32,
     pub(crate) quarantined: u32,
 }
 
@@ -322,6 +385,14 @@ impl From<proto::Holding> for Holding {
             admin_access: holding.admin_access,
             share_id: holding.share_id,
             cdi_device: holding.cdi_device,
+            vnpu: holding.vnpu.map(|vnpu| Part {
+                id: vnpu.id,
+                template: vnpu.template,
+                card: text(vnpu.card),
+                ai_cores: vnpu.ai_cores,
+                memory_bytes: vnpu.memory_bytes,
+                made: vnpu.made,
+            }),
         }
     }
 }
@@ -381,8 +452,13 @@ impl From<proto::StatusResponse> for Status {
                 credentials: text(cluster.credentials),
                 error: text(cluster.error),
             }),
-            claims: ClaimCounts { prepared: counts.prepared, quarantined: counts.quarantined },
-            no_slicing: text(status.no_slicing),
+            claims: ClaimCounts {
+                preparing: counts.preparing,
+                prepared: counts.prepared,
+                releasing: counts.releasing,
+                quarantined: counts.quarantined,
+            },
+            slicing: Some(Slicing { model: text(status.slicing_model), reason: text(status.no_slicing) }),
             attention: status
                 .attention
                 .into_iter()

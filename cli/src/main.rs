@@ -232,10 +232,21 @@ async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result
             return Err(source.no_device(global, name));
         }
     }
-    let (status, now) = source.status().await?;
-    let why = status.no_slicing.as_deref().unwrap_or("slicing is not in this build");
-    output.list::<document::Vnpu>(&[], source.is_offline(), now)?;
-    output.note(&format!("npu-dra cuts no vNPU on this node: {}", human::plain(why)));
+    let (claims, now) = source.claims().await?;
+    let vnpus = document::Vnpu::of_claims(&claims);
+    let shown: Vec<_> =
+        vnpus.into_iter().filter(|vnpu| device.is_none() || vnpu.part.card.as_deref() == device).collect();
+    output.list(&shown, source.is_offline(), now)?;
+    if shown.is_empty() {
+        let slicing = source.status().await?.0.slicing;
+        match slicing.filter(|slicing| slicing.model.as_deref().is_none_or(|model| model == "off")) {
+            Some(slicing) => {
+                let why = slicing.reason.as_deref().unwrap_or("slicing is off");
+                output.note(&format!("npu-dra cuts no vNPU on this node: {}", human::plain(why)));
+            }
+            None => output.note("no claim holds a vNPU"),
+        }
+    }
     Ok(source.code())
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use npu_dra::{
     admin::view,
-    domain::{inventory::order, names::DeviceName, npu::StableId},
+    domain::{inventory::order, names::DeviceName, npu::StableId, record::Phase},
     store::{Loaded, Store},
 };
 
@@ -38,10 +38,14 @@ impl Offline {
         }
         for record in &self.loaded.records {
             for holding in record.devices.iter().filter(|holding| !holding.admin_access) {
-                let Ok(name) = DeviceName::new(holding.device.clone()) else { continue };
+                // A part may be published under a name of its own: its card is what is listed here.
+                let card = self.loaded.node.by_stable_id(&holding.stable_id);
+                let name = card.map_or_else(|| DeviceName::new(holding.device.clone()), |card| Ok(card.name.clone()));
+                let Ok(name) = name else { continue };
                 let device =
                     devices.entry(order(&name)).or_insert_with(|| unknown(&holding.device, &holding.stable_id));
-                "in-use".clone_into(&mut device.state);
+                let state = if holding.cut.is_some() { "split" } else { "in-use" };
+                state.clone_into(&mut device.state);
                 if device.physical_ids.is_empty() {
                     device.physical_ids.clone_from(&holding.physical_ids);
                 }
@@ -60,7 +64,9 @@ impl Offline {
 
     /// The claims, by namespace and name.
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        let records = self.loaded.records.iter().map(|record| view::claim(record, None, self.boot_id.as_deref()));
+        let card = |id: &StableId| self.loaded.node.by_stable_id(id).map(|card| card.name.to_string());
+        let claim = |record| view::claim(record, None, self.boot_id.as_deref(), &card);
+        let records = self.loaded.records.iter().map(claim);
         let quarantined = self.loaded.quarantined.iter().map(view::quarantined);
         let mut claims: Vec<Claim> = records.chain(quarantined).map(Into::into).collect();
         claims.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
@@ -70,16 +76,19 @@ impl Offline {
     /// How everything is, as far as the records tell.
     pub(crate) fn status(&self) -> Status {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let in_phase = |phase| count(self.loaded.records.iter().filter(|record| record.phase == phase).count());
         Status {
             daemon: None,
             backend: None,
             kubelet: None,
             cluster: None,
             claims: ClaimCounts {
-                prepared: count(self.loaded.records.len()),
+                preparing: in_phase(Phase::Intent),
+                prepared: in_phase(Phase::Prepared),
+                releasing: in_phase(Phase::Releasing),
                 quarantined: count(self.loaded.quarantined.len()),
             },
-            no_slicing: None,
+            slicing: None,
             attention: Vec::new(),
         }
     }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
-    document::{Attention, Claim, Device, Health, Slice, Status, Versions, Vnpu},
+    document::{Attention, Claim, ClaimCounts, Device, Health, Slice, Status, Versions, Vnpu},
     human::{age, size},
     table::{Cell, Column, Tone, number, text, wide},
 };
@@ -232,6 +232,17 @@ impl Claim {
                 pairs.push(("  share", Cell::some(share)));
             }
             pairs.push(("  physical", Cell::some(numbers(&holding.physical_ids))));
+            if let Some(part) = &holding.vnpu {
+                let made = if part.made { "" } else { ", not made yet" };
+                let text = format!(
+                    "{}, {}, {} cores, {}{made}",
+                    part.id,
+                    part.template,
+                    part.ai_cores,
+                    size(part.memory_bytes)
+                );
+                pairs.push(("  vnpu", Cell::some(text)));
+            }
             pairs.push(("  cdi", Cell::some(&holding.cdi_device)));
         }
         pairs
@@ -250,14 +261,25 @@ impl Item for Vnpu {
         text("STATE"),
         text("CLAIM"),
         text("AGE"),
+        wide(text("CDI")),
     ];
 
-    fn row(&self, _now: Timestamp) -> Vec<Cell> {
-        Vec::new()
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        vec![
+            Cell::some(&self.name),
+            Cell::known(self.part.card.as_ref()),
+            Cell::some(&self.part.template),
+            Cell::known(Some(self.part.ai_cores)),
+            Cell::known(Some(size(self.part.memory_bytes))),
+            state(&self.state),
+            Cell::known(self.claim.path()),
+            Cell::known(self.prepared_at.map(|at| age(at, now))),
+            Cell::some(&self.cdi_device),
+        ]
     }
 
-    fn id(&self) -> &'static str {
-        ""
+    fn id(&self) -> &str {
+        &self.name
     }
 }
 
@@ -304,13 +326,13 @@ impl Status {
             ("backend", self.backend_line()),
             ("kubelet", self.kubelet_line(now)),
             ("cluster", self.cluster_line(now)),
-            (
-                "claims",
-                Cell::some(format!("{} prepared, {} quarantined", self.claims.prepared, self.claims.quarantined)),
-            ),
+            ("claims", self.claims_line()),
         ];
-        if let Some(why) = &self.no_slicing {
-            pairs.push(("slicing", Cell::some(why.strip_prefix("slicing is ").unwrap_or(why))));
+        if let Some(slicing) = &self.slicing {
+            let reason =
+                slicing.reason.as_deref().map(|reason| reason.strip_prefix("slicing is off: ").unwrap_or(reason));
+            let parts = slicing.model.as_deref().into_iter().chain(reason);
+            pairs.push(("slicing", Cell::some(parts.collect::<Vec<_>>().join(": "))));
         }
         let point = |point: &Attention| {
             let since = point.since.map(|since| format!(", for {}", age(since, now))).unwrap_or_default();
@@ -318,6 +340,15 @@ impl Status {
         };
         pairs.extend(several("attention", self.attention.iter().map(point)));
         pairs
+    }
+
+    fn claims_line(&self) -> Cell {
+        let ClaimCounts { preparing, prepared, releasing, quarantined } = self.claims;
+        // What passes is told only while it is there.
+        let passing = [(preparing, "preparing"), (releasing, "releasing")];
+        let passing = passing.iter().filter(|(count, _)| *count > 0);
+        let all = [(prepared, "prepared")].into_iter().chain(passing.copied()).chain([(quarantined, "quarantined")]);
+        Cell::some(all.map(|(count, word)| format!("{count} {word}")).collect::<Vec<_>>().join(", "))
     }
 
     fn daemon_line(&self, now: Timestamp) -> Cell {

@@ -11,6 +11,7 @@ use crate::{
         claim::ClaimRef,
         health::{Health, Level, codes_text},
         notice::Severity,
+        npu::StableId,
         plan::Node,
         record::{Holding, Phase, Quarantined, Record},
         slice::{self, Effect},
@@ -41,9 +42,11 @@ pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
 
 fn device(view: &DeviceView, node: &Node, driver_version: &str) -> proto::Device {
     let (npu, first) = (&view.npu, view.npu.first());
+    let is_part = |holding: &Holding| holding.stable_id == npu.stable_id && holding.cut.is_some();
     let level = view.health.as_ref().map(|health| health.reading.level);
     let state = match level {
         Some(Level::Gone) => "gone",
+        _ if view.owners.iter().flat_map(|record| &record.devices).any(is_part) => "split",
         _ if !view.owners.is_empty() => "in-use",
         Some(level) if !level.is_usable() => "tainted",
         _ => "free",
@@ -109,10 +112,13 @@ fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
 /// All claims, by namespace and name.
 pub(super) fn claims(snapshot: &Snapshot) -> Vec<proto::Claim> {
     let driver = snapshot.node.driver.as_str();
+    let card = |id: &StableId| {
+        snapshot.devices.iter().find(|view| view.npu.stable_id == *id).map(|view| view.npu.name.to_string())
+    };
     let mut claims: Vec<_> = snapshot
         .claims
         .iter()
-        .map(|record| claim(record, Some(driver), Some(&snapshot.node.boot_id)))
+        .map(|record| claim(record, Some(driver), Some(&snapshot.node.boot_id), &card))
         .chain(snapshot.quarantined.iter().map(quarantined))
         .collect();
     claims.sort_by(|a, b| {
@@ -124,9 +130,14 @@ pub(super) fn claims(snapshot: &Snapshot) -> Vec<proto::Claim> {
     claims
 }
 
-/// A claim as its record tells it. Without the driver's name CDI devices are named without their kind; without the
-/// present boot every record counts as one of an earlier boot.
-pub fn claim(record: &Record, driver: Option<&str>, boot_id: Option<&str>) -> proto::Claim {
+/// A claim as its record tells it; `card` names the card of an identity. Without the driver's name CDI devices are named
+/// without their kind; without the present boot every record counts as one of an earlier boot.
+pub fn claim(
+    record: &Record,
+    driver: Option<&str>,
+    boot_id: Option<&str>,
+    card: &dyn Fn(&StableId) -> Option<String>,
+) -> proto::Claim {
     let holding = |holding: &Holding| proto::Holding {
         device: holding.device.clone(),
         pool: holding.pool.clone(),
@@ -139,6 +150,14 @@ pub fn claim(record: &Record, driver: Option<&str>, boot_id: Option<&str>) -> pr
             Some(driver) => format!("{driver}/npu={}", holding.cdi_device),
             None => holding.cdi_device.clone(),
         },
+        vnpu: holding.cut.as_ref().map(|cut| proto::Vnpu {
+            id: cut.id,
+            template: cut.template.clone(),
+            ai_cores: cut.ai_cores,
+            memory_bytes: cut.memory,
+            made: cut.made,
+            card: card(&holding.stable_id).unwrap_or_default(),
+        }),
     };
     proto::Claim {
         claim: Some(claim_name(&record.claim)),
@@ -192,7 +211,7 @@ pub(super) fn status(
     now: Timestamp,
 ) -> proto::StatusResponse {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let prepared = snapshot.claims.iter().filter(|record| record.phase == Phase::Prepared).count();
+    let in_phase = |phase| count(snapshot.claims.iter().filter(|record| record.phase == phase).count());
     proto::StatusResponse {
         taken_at_ms: now.as_millisecond(),
         daemon: Some(proto::Daemon {
@@ -231,9 +250,15 @@ pub(super) fn status(
             credentials: cluster.credentials.clone(),
             error: cluster.error.clone(),
         }),
-        claims: Some(proto::ClaimCounts { prepared: count(prepared), quarantined: count(snapshot.quarantined.len()) }),
+        claims: Some(proto::ClaimCounts {
+            prepared: in_phase(Phase::Prepared),
+            quarantined: count(snapshot.quarantined.len()),
+            preparing: in_phase(Phase::Intent),
+            releasing: in_phase(Phase::Releasing),
+        }),
         attention: attention(snapshot, kubelet, cluster),
         no_slicing: snapshot.slicing.clone(),
+        slicing_model: snapshot.model.to_string(),
     }
 }
 

@@ -22,7 +22,7 @@ use npu_dra::{
         notice::Severity,
         npu::{ChipReading, Family, MIB, Npu, Scan, StableId, Vdie},
         plan::Node,
-        record::{Holding, Phase, Quarantined, Record},
+        record::{Cut, Holding, Phase, Quarantined, Record},
         refusal::Refusal,
     },
     engine::{DeviceView, Snapshot},
@@ -166,6 +166,30 @@ pub(crate) fn snapshot() -> Snapshot {
         model: Model::Off,
         slicing: "slicing is not in this build".to_owned(),
     }
+}
+
+/// Cuts `npu-1` into two parts, of which one is still being made.
+pub(crate) fn split(world: &mut Snapshot) {
+    let card = world.devices[1].npu.stable_id.clone();
+    let part = |uid: &str, name: &str, id: u32, template: &str, cores: u32, gib: u64, phase: Phase| {
+        let mut holding = holding(uid, "npu-1", &card, 1, false);
+        holding.share_id = Some(format!("{uid}-share"));
+        holding.cut = Some(Cut {
+            template: template.to_owned(),
+            memory: gib << 30,
+            ai_cores: cores,
+            id,
+            made: phase != Phase::Intent,
+            before: Vec::new(),
+        });
+        Record { phase, ..record(uid, ("ml", name), ago(41), vec![holding]) }
+    };
+    let first = part("66666666-aaaa-4bbb-8ccc-000000000006", "infer-b", 100, "vir10_3c_32g", 10, 32, Phase::Prepared);
+    let second = part("77777777-aaaa-4bbb-8ccc-000000000007", "infer-c", 101, "vir05_1c_16g", 5, 16, Phase::Intent);
+    world.devices[1].owners = vec![first.clone(), second.clone()];
+    world.claims.extend([first, second]);
+    world.model = Model::Consumable;
+    world.slicing = String::new();
 }
 
 fn damaged() -> Quarantined {

@@ -25,6 +25,17 @@ fn commands_print_what_their_transcripts_say() {
 }
 
 #[test]
+fn a_card_that_is_split_shows_its_parts() {
+    let daemon = Daemon::start();
+    daemon.world.change(fixture::split);
+    let cases = cases();
+    cases.env("NPUCTL_SOCKET", daemon.socket().to_str().unwrap());
+    cases.case("tests/cli/transcripts/split/*.trycmd");
+    cases.run();
+    drop(daemon);
+}
+
+#[test]
 fn root_sees_the_records_while_the_daemon_is_down() {
     if !fixture::is_root() {
         // Others get an error: see the test of that.
