@@ -36,5 +36,5 @@ lint: ready
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-bench: ready
+bench: release
 	$(CARGO) bench --locked --package npu-dra --bench budgets

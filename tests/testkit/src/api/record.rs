@@ -34,6 +34,8 @@ pub struct Request {
     pub dry_run: bool,
     /// Status of the answer, once there is one.
     pub status: Option<u16>,
+    /// When the answer was ready to be sent, for measuring; of a watch, when it was accepted.
+    pub answered: Option<Instant>,
 }
 
 impl Request {

@@ -191,6 +191,7 @@ async fn answer(
         let index = asked.index.checked_sub(inner.forgotten);
         if let Some(request) = index.and_then(|i| inner.requests.get_mut(i)) {
             request.status = Some(status);
+            request.answered = Some(std::time::Instant::now());
         }
     });
     if lose { Err(io::Error::other("the answer is lost by order")) } else { Ok(response) }
@@ -235,6 +236,7 @@ fn receive(
         body_size: size,
         dry_run: !asked.query.get("dryRun").is_empty(),
         status: None,
+        answered: None,
     };
     let who = shared.update(|inner| {
         let who = inner.auth.authenticate(certificate, asked.bearer.as_deref());

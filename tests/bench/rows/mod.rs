@@ -1,0 +1,5 @@
+//! The rows of the design's section 4, by what they look at.
+
+pub(crate) mod claims;
+pub(crate) mod quiet;
+pub(crate) mod start;
