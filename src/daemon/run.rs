@@ -38,7 +38,7 @@ use crate::{
     cdi::{self, Cdi},
     cluster::{self, Cluster},
     device,
-    domain::{model::Wish, plan::Node},
+    domain::plan::Node,
     engine::{self, Engine, Parts, Timing},
     http, kubelet,
     store::{self, Store},
@@ -312,8 +312,13 @@ impl Core {
             disk: files.clone(),
             api: Arc::new(cluster.clone()),
             loaded: opened.loaded,
-            timing: Timing { health_interval: settings.health_interval, rescan: RESCAN, ..Timing::default() },
-            wish: Wish { enabled: settings.hard_vnpu, ..Wish::default() },
+            timing: Timing {
+                health_interval: settings.health_interval,
+                rescan: RESCAN,
+                replay_wait: settings.replay_wait,
+                ..Timing::default()
+            },
+            wish: settings.slicing.clone(),
             uptime: Box::new(uptime(settings.host_root.clone())),
         };
         Ok(Self { engine: Engine::new(parts, registry), settings, node, cluster, files })

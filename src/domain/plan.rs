@@ -1199,7 +1199,9 @@ mod tests {
             })
             .collect();
         let (record, steps) = made(&prepared.record, &read).unwrap();
-        steps.iter().for_each(|step| disk.apply(step));
+        for step in &steps {
+            disk.apply(step);
+        }
         record
     }
 

@@ -494,10 +494,10 @@ fn get(port: u16, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hard_vnpu_is_accepted_and_its_absence_is_told() {
+async fn hard_vnpu_tells_the_slicing_model_and_is_refused_in_a_container() {
     let setting = Setting::new().await;
     let daemon = setting.daemon_with(&["--enable-hard-vnpu=true"]).await;
-    daemon.wait_log("slicing is not in this build", SOON).await.unwrap();
+    daemon.wait_log("slicing model is", SOON).await.unwrap();
     let output = run({
         let mut command = setting.node.daemon_with(BINARY, &["--enable-hard-vnpu=true"]);
         command.env("KUBERNETES_SERVICE_HOST", "10.96.0.1");

@@ -192,11 +192,42 @@ pub(super) const PLUGINS_DIR: Key = key(
 );
 pub(super) const KUBECONFIG: Key = key("kubeconfig", Kind::Path, "", "Kubeconfig file for the API server")
     .derived("the pod's service account, else /etc/kubernetes/kubelet.conf");
-pub(super) const ENABLE_HARD_VNPU: Key =
-    key("enable-hard-vnpu", Kind::Switch, "false", "Cut 910B cards into vNPUs by fixed template").more(
-        "This build has no slicing: the switch is accepted, whole cards are offered, and the status says so. Slicing \
-         needs a host process, so in a container the switch is an error.",
-    );
+pub(super) const ENABLE_HARD_VNPU: Key = key(
+    "enable-hard-vnpu",
+    Kind::Switch,
+    "false",
+    "Cut 910B cards into vNPUs by fixed template",
+)
+.more(
+    "A claim then asks for memory, and gets the smallest template that holds it. Slicing needs a host process, so in \
+         a container the switch is an error.",
+);
+pub(super) const SLICING_MODEL: Key = key(
+    "slicing.model",
+    Kind::Choice(&["auto", "consumable", "partitionable", "static", "off"]),
+    "auto",
+    "How cards that can be cut are offered to the scheduler",
+)
+.more(
+    "auto takes the first of consumable, partitionable, static (if a layout is given) and off that the API server \
+     keeps. It changes only while no claim holds a part of a card.",
+)
+.flag("slicing-model");
+pub(super) const SLICING_LAYOUT: Key =
+    key("slicing.layout", Kind::Text, "", "For the static model: what each card is cut into")
+        .more(
+            "For example \"npu-0=vir10_3c_16g+vir05_1c_8g+vir05_1c_8g; npu-1=vir10_3c_16g\". Cards that are not named \
+             are offered whole.",
+        )
+        .flag("slicing-layout");
+pub(super) const SLICING_REPLAY_WAIT: Key = key(
+    "slicing.replay-wait",
+    Kind::Span(Duration::ZERO, seconds(3600)),
+    "120s",
+    "How long after boot the vendor's own replay of vNPUs may still be going on",
+)
+.more("Nothing is cut before that, unless the replay is off or has visibly ended.")
+.flag("slicing-replay-wait");
 pub(super) const HEALTHCHECK_PORT: Key = key(
     "healthcheck-port",
     Kind::Number(-1, 65535),
@@ -311,6 +342,9 @@ pub const KEYS: &[Key] = &[
     PLUGINS_DIR,
     KUBECONFIG,
     ENABLE_HARD_VNPU,
+    SLICING_MODEL,
+    SLICING_LAYOUT,
+    SLICING_REPLAY_WAIT,
     HEALTHCHECK_PORT,
     HEALTHCHECK_ADDRESS,
     INSTANCE_ID,

@@ -10,6 +10,7 @@ mod keys;
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -25,7 +26,10 @@ pub use self::{
 };
 use crate::{
     device::Choice,
-    domain::names::{DriverName, InstanceId, NodeName, PoolName, SOCKET_PATH_MAX},
+    domain::{
+        model::{Model, Wish},
+        names::{DriverName, InstanceId, NodeName, PoolName, SOCKET_PATH_MAX, is_dns_label},
+    },
 };
 
 /// Why the settings cannot be used. All are the operator's to mend: a restart does not help.
@@ -168,8 +172,10 @@ pub struct Settings {
     pub plugins_dir: PathBuf,
     /// Kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
-    /// True if slicing was asked for.
-    pub hard_vnpu: bool,
+    /// Whether and how cards are cut.
+    pub slicing: Wish,
+    /// How long after boot the vendor's replay of vNPUs may still be going on.
+    pub replay_wait: Duration,
     /// Where health checks and metrics are served, if at all.
     pub healthcheck: Option<SocketAddr>,
     /// Directory of claim records.
@@ -250,7 +256,8 @@ impl Settings {
             registrar_dir: directory(inputs, &keys::REGISTRAR_DIR)?,
             plugins_dir: directory(inputs, &keys::PLUGINS_DIR)?,
             kubeconfig: inputs.some_path(&keys::KUBECONFIG),
-            hard_vnpu,
+            slicing: Wish { enabled: hard_vnpu, model: model(inputs), layout: layout(inputs)? },
+            replay_wait: inputs.span(&keys::SLICING_REPLAY_WAIT),
             healthcheck: healthcheck(inputs)?,
             state_dir: directory(inputs, &keys::STATE_DIR)?,
             admin_socket,
@@ -268,6 +275,39 @@ impl Settings {
             log_format: if inputs.text(&keys::LOG_FORMAT) == "json" { LogFormat::Json } else { LogFormat::Text },
         })
     }
+}
+
+/// The slicing model that was asked for, `None` for the best that can be had.
+fn model(inputs: &Inputs) -> Option<Model> {
+    let models = [Model::Consumable, Model::Partitionable, Model::Static, Model::Off];
+    let wanted = inputs.text(&keys::SLICING_MODEL);
+    models.into_iter().find(|model| model.as_str() == wanted)
+}
+
+/// Templates by card name.
+fn layout(inputs: &Inputs) -> Result<BTreeMap<String, Vec<String>>, SettingsError> {
+    let text = inputs.text(&keys::SLICING_LAYOUT);
+    let mut layout = BTreeMap::new();
+    for entry in text.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let parsed = entry.split_once('=').map(|(card, templates)| {
+            let templates: Vec<_> = templates.split('+').map(|name| name.trim().to_owned()).collect();
+            (card.trim().to_owned(), templates)
+        });
+        match parsed {
+            Some((card, templates))
+                if is_dns_label(&card) && templates.iter().all(|name| name.starts_with("vir") && name.len() < 32) =>
+            {
+                if layout.insert(card, templates).is_some() {
+                    return Err(inputs.refuse(&keys::SLICING_LAYOUT, "each card once"));
+                }
+            }
+            _ => {
+                let form = "cards and their templates, such as \"npu-0=vir10_3c_16g+vir05_1c_8g; npu-1=vir10_3c_16g\"";
+                return Err(inputs.refuse(&keys::SLICING_LAYOUT, form));
+            }
+        }
+    }
+    Ok(layout)
 }
 
 /// A path that must be there.

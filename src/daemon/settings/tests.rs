@@ -1,5 +1,7 @@
 use std::{cell::RefCell, collections::HashMap, fs};
 
+use crate::domain::model::{Model, Wish};
+
 use super::{keys::Kind, *};
 
 /// Everything that can be given, in a directory of its own.
@@ -75,7 +77,7 @@ fn defaults_are_those_of_the_requirements() {
     assert_eq!(settings.pool.as_str(), "worker-3/npu");
     assert_eq!(settings.healthcheck, None);
     assert_eq!(settings.kubeconfig, None);
-    assert!(!settings.hard_vnpu);
+    assert_eq!(settings.slicing, Wish::default());
     assert_eq!(settings.backend, Choice::Auto);
     assert_eq!(settings.state_dir, Path::new("/var/lib/npu-dra"));
     assert_eq!(settings.admin_socket, Path::new("/run/npu-dra/admin.sock"));
@@ -146,7 +148,7 @@ fn dots_tables_and_dashes_are_one_name() {
 fn errors_name_file_line_key_and_what_is_allowed() {
     let cases = [
         ("\n\ncdi-rot = \"/x\"\n", "/npu-dra.toml:3: unknown key \"cdi-rot\"; known keys are node-name, "),
-        ("[slicing]\nmodel = \"x\"\n", "/npu-dra.toml:2: unknown key \"slicing-model\""),
+        ("[cutting]\nmodel = \"x\"\n", "/npu-dra.toml:2: unknown key \"cutting-model\""),
         (
             "\ndevice.wait = \"5 parsecs\"\n",
             "/npu-dra.toml:2: device.wait = \"5 parsecs\" is not valid; allowed is a span of time such as \"5s\"",
@@ -160,6 +162,10 @@ fn errors_name_file_line_key_and_what_is_allowed() {
         ("healthcheck-port = 0\n", "/npu-dra.toml:1: healthcheck-port = 0 is not valid; allowed is a port from 1"),
         ("healthcheck-port = \"1\"\n", "a value of type string is not valid; allowed is a whole number"),
         ("enable-hard-vnpu = \"yes\"\n", "allowed is true or false"),
+        ("slicing.model = \"mig\"\n", "allowed is auto, consumable, partitionable, static, off"),
+        ("slicing.layout = \"npu-0\"\n", "allowed is cards and their templates"),
+        ("slicing.layout = \"npu-0=big\"\n", "allowed is cards and their templates"),
+        ("slicing.layout = \"npu-0=vir01;npu-0=vir02\"\n", "allowed is each card once"),
         ("backend = \"cuda\"\n", "backend = \"cuda\" is not valid; allowed is auto, dcmi, sysfs, example"),
         (
             "device-profile = \"gpu\"\nbackend = \"dcmi\"\n",
@@ -208,8 +214,18 @@ fn the_admin_socket_may_have_107_bytes_and_no_more() {
 }
 
 #[test]
+fn a_static_layout_is_read_card_by_card() {
+    let case = Case::new().flag("enable-hard-vnpu", "true").flag("slicing-model", "static");
+    let case = case.flag("slicing-layout", "npu-0=vir10_3c_16g+vir05_1c_8g ; npu-1=vir10_3c_16g;");
+    let slicing = case.read().unwrap().1.slicing;
+    assert_eq!(slicing.model, Some(Model::Static));
+    assert_eq!(slicing.layout["npu-0"], ["vir10_3c_16g", "vir05_1c_8g"]);
+    assert_eq!(slicing.layout["npu-1"], ["vir10_3c_16g"]);
+}
+
+#[test]
 fn slicing_is_accepted_on_a_host_and_refused_in_a_container() {
-    assert!(Case::new().flag("enable-hard-vnpu", "true").read().unwrap().1.hard_vnpu);
+    assert!(Case::new().flag("enable-hard-vnpu", "true").read().unwrap().1.slicing.enabled);
     let pod = Case::new().variable("KUBERNETES_SERVICE_HOST", "10.96.0.1");
     assert!(pod.read().is_ok());
     let error = pod.flag("enable-hard-vnpu", "true").error();
