@@ -165,7 +165,7 @@ pub(crate) struct Vnpu {
 impl Vnpu {
     /// The vNPUs that claims hold, by card and id.
     pub(crate) fn of_claims(claims: &[Claim]) -> Vec<Self> {
-        let mut vnpus: Vec<_> = claims.iter().flat_map(|claim| Self::of_claim(claim)).collect();
+        let mut vnpus: Vec<_> = claims.iter().flat_map(Self::of_claim).collect();
         // The shorter name first: npu-2 before npu-10.
         let key = |vnpu: &Self| (vnpu.part.card.as_ref().map(|card| (card.len(), card.clone())), vnpu.part.id);
         vnpus.sort_by_key(key);
