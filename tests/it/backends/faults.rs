@@ -256,8 +256,10 @@ async fn many_callers_never_make_two_calls_of_the_library_meet() {
 
 /// Directory of the node that [`a_daemon`] serves.
 const NODE: &str = "BACKENDS_TEST_NODE";
+/// Name of the test that is its process.
+const DAEMON: &str = "backends::faults::a_daemon";
 
-/// Not a test: the process that stands for a daemon, run by the two below it.
+/// Not a test: the process that stands for a daemon, run by those below it.
 #[tokio::test]
 #[ignore = "a process of other tests"]
 async fn a_daemon() {
@@ -295,12 +297,23 @@ impl Drop for Killed {
     }
 }
 
+/// Ends a worker whatever the test does: it is nobody's child when its daemon is gone.
+struct Ended(u32);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if lives(self.0) {
+            send(Signal::SIGKILL, self.0);
+        }
+    }
+}
+
 fn start_daemon(dir: &Path) -> Killed {
-    let test = "backends::faults::a_daemon";
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", test])
+        .args(["--ignored", "--exact", DAEMON])
         .env(NODE, dir)
         .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     Killed(child)
@@ -313,12 +326,56 @@ async fn a_daemon_that_is_killed_takes_its_worker_along() {
     let mut daemon = start_daemon(dir.path());
     until("the daemon polls", || world.calls().unwrap().count("dcmi_get_device_health") > 4).await;
     let worker = world.calls().unwrap().list[0].pid;
+    let _ended = Ended(worker);
     assert!(lives(worker) && worker != daemon.0.id());
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
     until("the worker has ended", || !lives(worker)).await;
     let next = npu_dra::device::open(&settings).unwrap();
     assert_eq!(scanned(&*next).await.chips.len(), 2, "the lock is free");
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_killed_while_its_worker_hangs_takes_it_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let (settings, world) = settings_below(dir.path());
+    world.faults().set([Planted::new("dcmi_get_device_hbm_info", Action::Hang).times(1)]).unwrap();
+    let mut daemon = start_daemon(dir.path());
+    until("the call has begun", || world.calls().unwrap().count("dcmi_get_device_hbm_info") == 1).await;
+    let worker = world.calls().unwrap().list[0].pid;
+    let _ended = Ended(worker);
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    until("the worker has ended", || !lives(worker)).await;
+    let next = npu_dra::device::open(&settings).unwrap();
+    assert_eq!(scanned(&*next).await.chips.len(), 2);
+}
+
+#[tokio::test]
+async fn the_library_has_sigchld_as_it_is_by_default_whatever_the_daemon_was_started_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, world) = settings_below(dir.path());
+    let child = Command::new("env")
+        .arg("--ignore-signal=CHLD")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", DAEMON])
+        .env(NODE, dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let daemon = Killed(child);
+    until("the daemon polls", || world.calls().unwrap().count("dcmi_get_device_health") > 4).await;
+    let ignored = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim().to_owned();
+        u64::from_str_radix(&mask, 16).unwrap()
+    };
+    let has = |mask: u64, signal: Signal| mask >> (signal as u32 - 1) & 1 == 1;
+    assert!(has(ignored(daemon.0.id()), Signal::SIGCHLD), "the daemon was started as planned");
+    let worker = ignored(world.calls().unwrap().list[0].pid);
+    assert!(!has(worker, Signal::SIGCHLD));
+    assert!(has(worker, Signal::SIGTERM));
 }
 
 #[tokio::test]
@@ -329,6 +386,7 @@ async fn a_daemon_that_is_killed_inside_a_call_takes_its_worker_along() {
     let mut daemon = start_daemon(dir.path());
     daemon.0.wait().unwrap();
     let worker = world.calls().unwrap().list[0].pid;
+    let _ended = Ended(worker);
     until("the worker has ended", || !lives(worker)).await;
     let next = npu_dra::device::open(&settings).unwrap();
     assert_eq!(scanned(&*next).await.chips.len(), 2);
