@@ -73,6 +73,7 @@ fn snapshot() -> Snapshot {
             npu: npu.clone(),
             health: Some(Health { reading: HealthReading { codes, ..HealthReading::of(level) }, since: at(50) }),
             owners: if npu.name.as_str() == "npu-0" { vec![held.clone()] } else { vec![] },
+            reading: None,
         }
     });
     let node_name = NodeName::new("worker-3").unwrap();
@@ -102,6 +103,7 @@ fn snapshot() -> Snapshot {
         }],
         model: Model::Off,
         slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
+        closed: std::collections::BTreeMap::new(),
     }
 }
 

@@ -539,7 +539,6 @@ fn part(
     })
 }
 
-/// By our own arithmetic, and by what the chip says is free.
 fn check_room(
     claim: &ClaimRef,
     device: &str,
@@ -548,6 +547,12 @@ fn check_room(
     reading: &CardReading,
     unmade: &[&Cut],
 ) -> Result<(), Refusal> {
+    let (claim, device, name) = (claim.clone(), device.to_owned(), template.name.to_owned());
+    room(sliceable, template, reading, unmade).map_err(|left| Refusal::NoRoom { claim, device, template: name, left })
+}
+
+/// By our own arithmetic, and by what the chip says is free; an error says what is left.
+fn room(sliceable: &Sliceable, template: &Template, reading: &CardReading, unmade: &[&Cut]) -> Result<(), String> {
     let takes = |name: &str| sliceable.template(name).map(|template| template.takes);
     let made =
         reading.vnpus.iter().filter_map(|vnpu| sliceable.templates.iter().find(|template| vnpu.is_of(template.name)));
@@ -572,7 +577,7 @@ fn check_room(
             )
         },
     );
-    Err(Refusal::NoRoom { claim: claim.clone(), device: device.to_owned(), template: template.name.to_owned(), left })
+    Err(left)
 }
 
 fn id_text(ids: &[u32]) -> String {
@@ -663,7 +668,7 @@ pub fn release(uid: &ClaimUid, ledger: &Ledger) -> Release {
 }
 
 /// The chip whose range a vNPU id is in.
-fn chip_of(id: u32) -> u32 {
+pub fn chip_of(id: u32) -> u32 {
     id.saturating_sub(vnpu::ids(0).start) / 16
 }
 
@@ -812,6 +817,49 @@ fn found_cut(world: World<'_>, npu: &Npu, id: u32) -> Option<Cut> {
         made: true,
         before: Vec::new(),
     })
+}
+
+/// Plans a vNPU of an operator: with it the card leaves the pool, so no claim may own any of it.
+pub fn operator_create(world: World<'_>, device: &str, template: &str) -> Result<(u32, u32), Refusal> {
+    let denied = |why: String| Refusal::Denied { what: format!("a vNPU on {device}"), why };
+    let npu = world.inventory.by_name(device).ok_or_else(|| Refusal::NoSuch(format!("device {device}")))?;
+    let sliceable = slice::sliceable(npu).map_err(|why| denied(why.to_string()))?;
+    let template =
+        sliceable.template(template).ok_or_else(|| denied(format!("{template:?} is none of {}", sliceable.names())))?;
+    if let Some(owner) = world.ledger.owners(&npu.stable_id).next() {
+        return Err(denied(format!("claim {} owns (a part of) the card", owner.claim)));
+    }
+    let reading = world.readings.get(&npu.stable_id).ok_or_else(|| denied("the card could not be read".to_owned()))?;
+    match &reading.processes {
+        Some(pids) if pids.is_empty() || !reading.vnpus.is_empty() => {}
+        Some(pids) => return Err(denied(format!("processes run on the card: {pids:?}"))),
+        None => return Err(denied("the processes on the card cannot be read".to_owned())),
+    }
+    let left = room(&sliceable, template, reading, &[]);
+    left.map_err(|left| denied(format!("there is no room for {}: {left}", template.name)))?;
+    let taken = reading.ids();
+    let id = vnpu::ids(npu.physical_id()).find(|id| !taken.contains(id));
+    Ok((npu.physical_id(), id.ok_or_else(|| denied("no vNPU id is left".to_owned()))?))
+}
+
+/// Plans the end of a vNPU that no claim has; gives its chip. One of a live claim is never destroyed, `force` or not.
+pub fn operator_destroy(world: World<'_>, id: u32, force: bool) -> Result<u32, Refusal> {
+    let denied = |why: String| Refusal::Denied { what: format!("destroying vNPU {id}"), why };
+    let absent = || Refusal::NoSuch(format!("vNPU {id}"));
+    let physical_id = chip_of(id);
+    let npu = world.inventory.npus().iter().find(|npu| npu.physical_ids().contains(&physical_id)).ok_or_else(absent)?;
+    let names = |holding: &Holding| holding.cut.as_ref().is_some_and(|cut| cut.id == id);
+    if let Some(owner) = world.ledger.owners(&npu.stable_id).find(|record| record.devices.iter().any(names)) {
+        return Err(denied(format!("it belongs to claim {}; delete the pod", owner.claim)));
+    }
+    let reading = world.readings.get(&npu.stable_id).ok_or_else(|| denied("the card could not be read".to_owned()))?;
+    reading.vnpu(id).ok_or_else(absent)?;
+    match &reading.processes {
+        Some(pids) if pids.is_empty() => Ok(physical_id),
+        _ if force => Ok(physical_id),
+        Some(pids) => Err(denied(format!("processes run on the card: {pids:?}; --force destroys it all the same"))),
+        None => Err(denied("the processes on the card cannot be read; --force destroys it all the same".to_owned())),
+    }
 }
 
 /// Why a card takes no new claims: a vNPU or a process that is not ours, or a vNPU of ours that somebody destroyed.
@@ -1492,6 +1540,37 @@ mod tests {
             [uid(1)],
             "nothing was answered for it"
         );
+    }
+
+    #[test]
+    fn an_operators_vnpu_needs_a_card_without_claims_and_never_touches_one_of_a_claim() {
+        let mut disk = Disk::default();
+        cut(&mut disk, &cutting(&Disk::default(), &[]), &booked(1, &[("npu-0", 8)]));
+        let ours = CardReading { vnpus: vec![vnpu(100, "vir05_1c_8g", 8, 5)], ..idle() };
+        let foreign =
+            CardReading { vnpus: vec![vnpu(116, "vir10_3c_16g", 16, 10)], processes: Some(vec![7]), ..idle() };
+        let busy = CardReading { processes: Some(vec![7]), ..idle() };
+        let setting = cutting(&disk, &[("npu-0", ours), ("npu-1", foreign), ("npu-2", busy)]);
+        let create = |device, template| {
+            operator_create(setting.world(), device, template).map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(create("npu-3", "vir05_1c_8g"), Ok((3, 148)));
+        assert_eq!(create("npu-1", "vir05_1c_8g"), Ok((1, 117)), "a card that is cut already is not disturbed");
+        for (device, template, why) in [
+            ("npu-0", "vir05_1c_8g", "claim ml/claim-1 owns"),
+            ("npu-2", "vir05_1c_8g", "processes run on the card"),
+            ("npu-3", "vir99", "none of vir05_1c_8g"),
+            ("npu-9", "vir05_1c_8g", "no device npu-9"),
+        ] {
+            assert!(create(device, template).unwrap_err().contains(why), "{why}");
+        }
+        let destroy = |id, force| operator_destroy(setting.world(), id, force).map_err(|refusal| refusal.to_string());
+        assert!(destroy(100, true).unwrap_err().contains("belongs to claim ml/claim-1"));
+        assert!(destroy(116, false).unwrap_err().contains("--force"));
+        assert_eq!(destroy(116, true), Ok(1));
+        for absent in [117, 149, 4000] {
+            assert!(destroy(absent, true).unwrap_err().contains("no vNPU"));
+        }
     }
 
     #[test]

@@ -225,6 +225,25 @@ pub enum Refusal {
     /// An unprepare of the claim has begun and not ended.
     #[error("claim {0} is being released; kubelet will try again")]
     Releasing(ClaimRef),
+    /// An operator's wish that would harm.
+    #[error("{what} is refused: {why}")]
+    Denied {
+        /// What was wished.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+    /// An operator named something that is not there.
+    #[error("there is no {0}")]
+    NoSuch(String),
+    /// A vendor call for an operator failed.
+    #[error("{what} failed: {why}")]
+    OperatorFailed {
+        /// What was tried.
+        what: String,
+        /// The error.
+        why: String,
+    },
     /// The configuration of claim or class is not valid.
     #[error("the configuration of claim {claim} is not valid: {why}")]
     BadConfig {
@@ -312,15 +331,19 @@ impl Refusal {
             | Self::Stopping
             | Self::Releasing(_)
             | Self::CardBusy { .. }
+            | Self::OperatorFailed { .. }
             | Self::Internal(..)
             | Self::ClaimUnreadable { retry: true, .. } => Kind::Retry,
-            Self::DeviceGone { .. } | Self::ClaimMissing(_) | Self::NotAllocated(_) | Self::ClaimReplaced { .. } => {
-                Kind::NotFound
-            }
+            Self::DeviceGone { .. }
+            | Self::ClaimMissing(_)
+            | Self::NotAllocated(_)
+            | Self::ClaimReplaced { .. }
+            | Self::NoSuch(_) => Kind::NotFound,
             Self::Held { .. }
             | Self::Reallocated { .. }
             | Self::Quarantined { .. }
             | Self::Disputed { .. }
+            | Self::Denied { .. }
             | Self::VnpuLost { .. } => Kind::Conflict,
             Self::Unhealthy { .. } | Self::Closed { .. } | Self::NoRoom { .. } => Kind::Exhausted,
             Self::NothingForUs(..)

@@ -167,6 +167,33 @@ async fn write(core: &Core, claim: &ClaimRef, record: Record) -> Result<(), Refu
     })
 }
 
+/// Makes a vNPU for an operator; gives it as read back. The card leaves the pool, since no claim of ours names it.
+pub(super) async fn operator_create(core: &Core, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
+    let what = || format!("making a vNPU on {device}");
+    let failed = |fault: Fault| Refusal::OperatorFailed { what: what(), why: fault.to_string() };
+    let (card, physical_id) = core.state.card_of(device).ok_or_else(|| Refusal::NoSuch(format!("device {device}")))?;
+    let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
+    let reading = core.backend.card(physical_id).await.map_err(failed)?;
+    let readings = Readings::from([(card, reading)]);
+    let (physical_id, id) = core.state.plan(&readings, |world| plan::operator_create(world, device, template))?;
+    let id = core.backend.create(physical_id, template, id).await.map_err(failed)?;
+    let reading = core.backend.card(physical_id).await.map_err(failed)?;
+    let why = format!("the library made vNPU {id} and does not list it");
+    reading.vnpu(id).cloned().ok_or_else(|| Refusal::OperatorFailed { what: what(), why })
+}
+
+/// Destroys a vNPU that no claim has.
+pub(super) async fn operator_destroy(core: &Core, id: u32, force: bool) -> Result<(), Refusal> {
+    let failed =
+        |fault: Fault| Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why: fault.to_string() };
+    let (card, physical_id) = core.state.card_of_vnpu(id).ok_or_else(|| Refusal::NoSuch(format!("vNPU {id}")))?;
+    let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
+    let reading = core.backend.card(physical_id).await.map_err(failed)?;
+    let readings = Readings::from([(card, reading)]);
+    let physical_id = core.state.plan(&readings, |world| plan::operator_destroy(world, id, force))?;
+    core.backend.destroy(physical_id, id).await.map_err(failed)
+}
+
 /// Waits until the vendor's own replay of vNPUs after a boot has ended: before that an id may be taken at any moment.
 ///
 /// It has ended if it is off, if it has nothing to bring back, if all of that is there, or if enough time has passed.

@@ -41,6 +41,7 @@ use crate::{
         record::{Quarantined, Record},
         refusal::Refusal,
         slice::Pool,
+        vnpu::VnpuReading,
     },
 };
 
@@ -213,6 +214,16 @@ impl Engine {
     pub fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>> {
         let claim = ClaimRef { namespace: String::new(), name: uid.to_string(), uid };
         claims::unprepare(self.core.clone(), self.received(), claim, true)
+    }
+
+    /// Makes a vNPU for an operator: its card leaves the pool. Gives it as read back.
+    pub async fn operator_create(&self, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
+        cards::operator_create(&self.core, device, template).await
+    }
+
+    /// Destroys a vNPU that no claim has; `force` also while processes run on its card.
+    pub async fn operator_destroy(&self, id: u32, force: bool) -> Result<(), Refusal> {
+        cards::operator_destroy(&self.core, id, force).await
     }
 
     /// Health of all devices that live claims hold; the complete list at each change.

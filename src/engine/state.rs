@@ -37,6 +37,8 @@ pub struct DeviceView {
     pub health: Option<Health>,
     /// Records of the claims that own it.
     pub owners: Vec<Record>,
+    /// Its last reading, if it can be cut.
+    pub reading: Option<CardReading>,
 }
 
 /// Everything that is known of cards and claims at one moment.
@@ -64,6 +66,8 @@ pub struct Snapshot {
     pub model: Model,
     /// Why it is no better model; empty if it is the best.
     pub slicing: String,
+    /// Why cards take no new claims, by name.
+    pub closed: std::collections::BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default)]
@@ -329,6 +333,33 @@ impl State {
         self.known().replayed = true;
     }
 
+    /// Identity and physical id of a card, by its name.
+    pub(super) fn card_of(&self, device: &str) -> Option<(StableId, u32)> {
+        let known = self.known();
+        let npu = known.inventory.as_ref()?.by_name(device)?;
+        Some((npu.stable_id.clone(), npu.physical_id()))
+    }
+
+    /// Identity and physical id of the card that a vNPU's id belongs to.
+    pub(super) fn card_of_vnpu(&self, id: u32) -> Option<(StableId, u32)> {
+        let known = self.known();
+        let chip = plan::chip_of(id);
+        let npu = known.inventory.as_ref()?.npus().iter().find(|npu| npu.physical_ids().contains(&chip))?;
+        Some((npu.stable_id.clone(), chip))
+    }
+
+    /// Plans by everything that is known, and these readings.
+    pub(super) fn plan<T>(
+        &self,
+        readings: &Readings,
+        plan: impl FnOnce(World<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let known = self.known();
+        let inventory =
+            known.inventory.as_ref().ok_or_else(|| Refusal::NotScanned("no scan has succeeded".to_owned()))?;
+        plan(known.world(&self.node, inventory, readings, Timestamp::UNIX_EPOCH))
+    }
+
     /// Enters a record as it is on disk now.
     pub(super) fn enter(&self, record: Record) {
         let mut known = self.known();
@@ -421,6 +452,7 @@ impl State {
                 npu: npu.clone(),
                 health: known.health.get(&npu.stable_id).cloned(),
                 owners: known.ledger.owners(&npu.stable_id).cloned().collect(),
+                reading: known.readings.get(&npu.stable_id).cloned(),
             })
             .collect();
         let missing = known.inventory.as_ref().map(|inventory| &inventory.missing[..]).unwrap_or_default();
@@ -440,6 +472,10 @@ impl State {
             quarantined: known.ledger.all_quarantined().cloned().collect(),
             model: known.offer.model,
             slicing: known.offer.why.clone(),
+            closed: npus
+                .iter()
+                .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed.get(&npu.stable_id)?.clone())))
+                .collect(),
         }
     }
 }

@@ -140,6 +140,7 @@ pub(crate) fn snapshot() -> Snapshot {
             npu: npu.clone(),
             health: (npu.physical_id() != 3).then(|| Health { reading, since: ago(2 * 3600) }),
             owners: if npu.physical_id() == 0 { vec![records[0].clone()] } else { Vec::new() },
+            reading: None,
         }
     });
     let node = NodeName::new("worker-3").unwrap();
@@ -165,6 +166,7 @@ pub(crate) fn snapshot() -> Snapshot {
         quarantined: vec![damaged()],
         model: Model::Off,
         slicing: "slicing is not in this build".to_owned(),
+        closed: std::collections::BTreeMap::new(),
     }
 }
 
