@@ -1,20 +1,127 @@
-//! A backend for tests: it reads what it is told, and fails as it is told.
+//! A backend for tests: it reads what it is told, cuts as the vendor's driver does, and fails as it is told.
+//!
+//! It has no clock, no threads and no randomness: the same calls give the same answers, fast enough for thousands of
+//! random histories. Its table of templates is its own, so that a mistake in the driver's shows.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt, future::BoxFuture};
 
-use super::{Backend, Fault, Status};
+use super::{Backend, Fault, Status, VendorMode};
 use crate::domain::{
     health::{HealthReading, Level},
     notice::Severity,
-    npu::Scan,
+    npu::{ChipReading, Family, Scan},
+    vnpu::{CardReading, Resources, VnpuReading},
 };
 
 const NAME: &str = "memory";
+
+/// Most vNPUs of a chip.
+const MOST: usize = 16;
+
+/// A template: name, part of the chip's memory (`1/n`), AI cores, AI CPUs, image engines.
+type Row = (&'static str, u64, u32, u32, u32);
+
+/// Templates, AI CPUs and image engines of a 910B by its board id.
+fn templates(board_id: u32) -> Option<(&'static [Row], u32, u32)> {
+    Some(match board_id {
+        0x13 | 0x30 | 0x31 | 0x39 | 0x3a | 0x43 | 0x50 | 0x51 => {
+            (&[("vir06_1c_16g", 4, 6, 1, 2), ("vir12_3c_32g", 2, 12, 3, 5)], 6, 10)
+        }
+        0x10 | 0x12 | 0x32 | 0x38 | 0x3b | 0x3e | 0x42 | 0x53 => {
+            (&[("vir05_1c_16g", 4, 5, 1, 2), ("vir10_3c_32g", 2, 10, 3, 4)], 7, 8)
+        }
+        0x11 | 0x28 | 0x29 | 0x33 | 0x34 | 0x37 | 0x3c | 0x3d | 0x40 | 0x41 | 0x52 | 0x54 => {
+            const ROWS: &[Row] = &[
+                ("vir05_1c_8g", 4, 5, 1, 2),
+                ("vir10_3c_16g", 2, 10, 3, 4),
+                ("vir10_4c_16g_m", 2, 10, 4, 9),
+                ("vir10_3c_16g_nm", 2, 10, 3, 0),
+            ];
+            (ROWS, 7, 9)
+        }
+        _ => return None,
+    })
+}
+
+/// How the simulated driver cuts.
+#[allow(clippy::struct_excessive_bools, reason = "each is a way in which drivers differ")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cutting {
+    /// False: no call for vNPUs is known.
+    pub supported: bool,
+    /// The driver chooses the id itself, whatever was asked.
+    pub ignores_ids: bool,
+    /// Each new vNPU really gets this memory in bytes instead of its part of the chip.
+    pub real_memory: Option<u64>,
+    /// Each new vNPU is shown under this name.
+    pub real_name: Option<String>,
+    /// False: what is left of a chip is not told.
+    pub tells_free: bool,
+    /// False: the processes on a chip are not told.
+    pub tells_processes: bool,
+    /// Whether vNPUs come back after a boot; `None`: not told.
+    pub replay: Option<bool>,
+    /// Whether the node cuts for virtual machines; `None`: not told.
+    pub virtual_machines: Option<bool>,
+}
+
+impl Default for Cutting {
+    fn default() -> Self {
+        Self {
+            supported: true,
+            ignores_ids: false,
+            real_memory: None,
+            real_name: None,
+            tells_free: true,
+            tells_processes: true,
+            replay: Some(true),
+            virtual_machines: Some(false),
+        }
+    }
+}
+
+/// A vNPU as it really is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vnpu {
+    /// Physical id of its chip.
+    pub physical_id: u32,
+    /// Template that it was made from.
+    pub template: &'static str,
+    /// Name under which it is shown.
+    pub name: String,
+    /// What it takes of its chip.
+    pub takes: Resources,
+    /// True while a container has it open: it cannot be destroyed.
+    pub in_use: bool,
+    image_engines: u32,
+}
+
+/// Calls that can be told to go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    /// Reading a card.
+    Card,
+    /// Making a vNPU.
+    Create,
+    /// Destroying one.
+    Destroy,
+}
+
+/// What goes wrong with a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mishap {
+    /// Nothing happens, and the call ends with this.
+    Before(Fault),
+    /// It happens, and the call ends with this all the same.
+    After(Fault),
+    /// Destroying: the vNPU is destroyed, made again under another id, and the call fails.
+    Remade,
+}
 
 /// The backend.
 #[derive(Debug, Default)]
@@ -31,6 +138,156 @@ struct State {
     seen: Option<Vec<u32>>,
     scans: u64,
     polls: u64,
+    cutting: Cutting,
+    vnpus: BTreeMap<u32, Vnpu>,
+    processes: BTreeMap<u32, Vec<i32>>,
+    mishaps: BTreeMap<Call, VecDeque<Mishap>>,
+    /// What the boot script makes again: physical id and template by id.
+    boot_list: BTreeMap<u32, (u32, &'static str)>,
+    disturbed: u64,
+}
+
+fn failed(call: String, why: &str) -> Fault {
+    Fault::Failed { backend: NAME, call, why: why.to_owned() }
+}
+
+fn busy(call: String, why: &str) -> Fault {
+    Fault::Busy { backend: NAME, call, why: why.to_owned() }
+}
+
+/// Ids that vNPUs of a chip can have.
+fn ids(physical_id: u32) -> std::ops::Range<u32> {
+    100 + 16 * physical_id..116 + 16 * physical_id
+}
+
+impl State {
+    /// The chip, if it is there and can be cut.
+    fn chip(&self, physical_id: u32, call: &'static str) -> Result<&ChipReading, Fault> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        let cannot = |why: &str| Fault::Unsupported { backend: NAME, call, why: why.to_owned() };
+        if !self.cutting.supported {
+            return Err(cannot("it was told to lack it"));
+        }
+        let chip = self.scan.chips.iter().find(|chip| chip.physical_id == physical_id);
+        let chip = chip.ok_or_else(|| failed(call.to_owned(), &format!("chip {physical_id} does not exist")))?;
+        if chip.family == Family::Ascend910B { Ok(chip) } else { Err(cannot("only a 910B can be cut")) }
+    }
+
+    fn of_chip(&self, physical_id: u32) -> impl Iterator<Item = (&u32, &Vnpu)> {
+        self.vnpus.iter().filter(move |(_, vnpu)| vnpu.physical_id == physical_id)
+    }
+
+    /// What is left of a chip, and how many image engines.
+    fn left(&self, chip: &ChipReading) -> (Resources, u32) {
+        let (_, ai_cpus, image) = chip.board_id.and_then(templates).unwrap_or_default();
+        let memory = chip.memory.unwrap_or(0);
+        let whole = (Resources { memory, ai_cores: chip.ai_cores.unwrap_or(0), ai_cpus }, image);
+        self.of_chip(chip.physical_id).fold(whole, |(left, image), (_, vnpu)| {
+            let left = Resources {
+                memory: left.memory.saturating_sub(vnpu.takes.memory),
+                ai_cores: left.ai_cores.saturating_sub(vnpu.takes.ai_cores),
+                ai_cpus: left.ai_cpus.saturating_sub(vnpu.takes.ai_cpus),
+            };
+            (left, image.saturating_sub(vnpu.image_engines))
+        })
+    }
+
+    fn card(&self, physical_id: u32) -> Result<CardReading, Fault> {
+        let chip = self.chip(physical_id, "read vNPUs")?;
+        let reading = |(id, vnpu): (&u32, &Vnpu)| VnpuReading {
+            id: *id,
+            template: vnpu.name.chars().take(15).collect(),
+            memory: vnpu.takes.memory,
+            ai_cores: vnpu.takes.ai_cores,
+        };
+        let processes = || self.processes.get(&physical_id).cloned().unwrap_or_default();
+        Ok(CardReading {
+            vnpus: self.of_chip(physical_id).map(reading).collect(),
+            free: self.cutting.tells_free.then(|| self.left(chip).0),
+            processes: self.cutting.tells_processes.then(processes),
+        })
+    }
+
+    /// Makes a vNPU with this id, or with the first free one.
+    fn create(&mut self, physical_id: u32, template: &str, id: Option<u32>) -> Result<u32, Fault> {
+        let chip = self.chip(physical_id, "make vNPUs")?;
+        let call = || format!("making {template} on chip {physical_id}");
+        let rows = chip.board_id.and_then(templates).map_or(&[][..], |(rows, ..)| rows);
+        let row = rows.iter().find(|(name, ..)| *name == template);
+        let &(template, parts, ai_cores, ai_cpus, image_engines) =
+            row.ok_or_else(|| failed(call(), "the chip has no such template"))?;
+        if self.cutting.virtual_machines == Some(true) {
+            return Err(failed(call(), "not permitted: the node cuts for virtual machines"));
+        }
+        let takes = Resources { memory: chip.memory.unwrap_or(0) / parts, ai_cores, ai_cpus };
+        let (mut left, image) = self.left(chip);
+        if self.cutting.real_memory.is_some() {
+            // A driver that lies about memory is not held to it.
+            left.memory = u64::MAX;
+        }
+        let count = self.of_chip(physical_id).count();
+        if count >= MOST || left.minus(takes).is_none() || image < image_engines {
+            return Err(failed(call(), "it does not fit"));
+        }
+        if count == 0 && self.processes.get(&physical_id).is_some_and(|processes| !processes.is_empty()) {
+            self.disturbed += 1;
+            return Err(busy(call(), "a process runs on the chip"));
+        }
+        let mut range = ids(physical_id);
+        let id = match id.filter(|_| !self.cutting.ignores_ids) {
+            Some(id) if !range.contains(&id) || self.vnpus.contains_key(&id) => {
+                return Err(failed(call(), &format!("{id} is taken or not of this chip")));
+            }
+            Some(id) => id,
+            None => range.find(|id| !self.vnpus.contains_key(id)).ok_or_else(|| failed(call(), "no number is free"))?,
+        };
+        let takes = Resources { memory: self.cutting.real_memory.unwrap_or(takes.memory), ..takes };
+        let name = self.cutting.real_name.clone().unwrap_or_else(|| template.to_owned());
+        self.vnpus.insert(id, Vnpu { physical_id, template, name, takes, in_use: false, image_engines });
+        if self.cutting.replay == Some(true) {
+            self.boot_list.insert(id, (physical_id, template));
+        }
+        Ok(id)
+    }
+
+    fn destroy(&mut self, physical_id: u32, id: u32) -> Result<(), Fault> {
+        self.chip(physical_id, "destroy vNPUs")?;
+        let call = || format!("destroying vnpu {id} of chip {physical_id}");
+        if !ids(physical_id).contains(&id) {
+            return Err(failed(call(), "it is not of this chip"));
+        }
+        if self.vnpus.get(&id).is_some_and(|vnpu| vnpu.in_use) {
+            return Err(busy(call(), "it is in use"));
+        }
+        self.vnpus.remove(&id);
+        self.boot_list.remove(&id);
+        Ok(())
+    }
+
+    /// Makes a vNPU again under the next free id.
+    fn remake(&mut self, physical_id: u32, id: u32) -> Result<(), Fault> {
+        let old = self.vnpus.get(&id).cloned();
+        self.destroy(physical_id, id)?;
+        let free = |new: &u32| *new != id && !self.vnpus.contains_key(new);
+        let new = (id..ids(physical_id).end).chain(ids(physical_id)).find(free);
+        self.vnpus.extend(new.zip(old));
+        Err(failed(format!("destroying vnpu {id}"), "the list for the next boot cannot be saved"))
+    }
+
+    fn mishap(&mut self, call: Call) -> Option<Mishap> {
+        self.mishaps.get_mut(&call)?.pop_front()
+    }
+
+    /// Does a call as the next mishap planted for it wants.
+    fn attempt<T>(&mut self, call: Call, work: impl FnOnce(&mut Self) -> Result<T, Fault>) -> Result<T, Fault> {
+        match self.mishap(call) {
+            Some(Mishap::Before(fault)) => Err(fault),
+            Some(Mishap::After(fault)) => work(self).and(Err(fault)),
+            Some(Mishap::Remade) | None => work(self),
+        }
+    }
 }
 
 impl Memory {
@@ -72,6 +329,78 @@ impl Memory {
     /// From now on every call fails like this; `None` ends it.
     pub fn set_fault(&self, fault: Option<Fault>) {
         self.state().fault = fault;
+    }
+
+    /// Changes how it cuts.
+    pub fn cut(&self, change: impl FnOnce(&mut Cutting)) {
+        change(&mut self.state().cutting);
+    }
+
+    /// The next call of this kind that nothing was planted for goes wrong like this.
+    pub fn plant(&self, call: Call, mishap: Mishap) {
+        self.state().mishaps.entry(call).or_default().push_back(mishap);
+    }
+
+    /// Takes away what was planted and has not happened.
+    pub fn unplant(&self) {
+        self.state().mishaps.clear();
+    }
+
+    /// All vNPUs as they really are, by id.
+    #[must_use]
+    pub fn vnpus(&self) -> BTreeMap<u32, Vnpu> {
+        self.state().vnpus.clone()
+    }
+
+    /// Makes a vNPU as somebody else would, by the same rules; gives its id.
+    pub fn add_vnpu(&self, physical_id: u32, template: &str) -> Result<u32, Fault> {
+        self.state().create(physical_id, template, None)
+    }
+
+    /// Destroys a vNPU as somebody else would, in use or not; says whether it was there.
+    pub fn remove_vnpu(&self, id: u32) -> bool {
+        let mut state = self.state();
+        state.boot_list.remove(&id);
+        state.vnpus.remove(&id).is_some()
+    }
+
+    /// A container opens a vNPU, or the last one has closed it.
+    pub fn set_in_use(&self, id: u32, in_use: bool) {
+        if let Some(vnpu) = self.state().vnpus.get_mut(&id) {
+            vnpu.in_use = in_use;
+        }
+    }
+
+    /// Sets the host pids of the processes on a chip.
+    pub fn set_processes(&self, physical_id: u32, processes: &[i32]) {
+        self.state().processes.insert(physical_id, processes.to_vec());
+    }
+
+    /// How often a chip with a process on it was to be cut for the first time: each time harms that process.
+    #[must_use]
+    pub fn disturbed(&self) -> u64 {
+        self.state().disturbed
+    }
+
+    /// The machine restarts: vNPUs and processes are gone, and nothing was scanned yet. What the boot list has comes
+    /// back with [`replay`](Self::replay).
+    pub fn reboot(&self) {
+        let mut state = self.state();
+        state.vnpus.clear();
+        state.processes.clear();
+        state.mishaps.clear();
+        state.seen = None;
+    }
+
+    /// The boot script makes the vNPUs of its list again, if it is switched on. Gives the ids made.
+    pub fn replay(&self) -> Vec<u32> {
+        let mut state = self.state();
+        let list = if state.cutting.replay == Some(true) { state.boot_list.clone() } else { BTreeMap::new() };
+        let make = |(id, (physical_id, template)): (u32, (u32, &'static str))| {
+            let there = state.vnpus.contains_key(&id);
+            if there { None } else { state.create(physical_id, template, Some(id)).ok() }
+        };
+        list.into_iter().filter_map(make).collect()
     }
 
     /// Scans and health polls so far.
@@ -126,5 +455,55 @@ impl Backend for Memory {
             Some(fault) => ("failed", Severity::Error, fault.to_string()),
         };
         Status { backend: NAME, state: name, source: String::new(), severity, detail }
+    }
+
+    fn card(&self, physical_id: u32) -> BoxFuture<'_, Result<CardReading, Fault>> {
+        async move { self.state().attempt(Call::Card, |state| state.card(physical_id)) }.boxed()
+    }
+
+    fn create(&self, physical_id: u32, template: &str, id: u32) -> BoxFuture<'_, Result<u32, Fault>> {
+        let template = template.to_owned();
+        let create = move |state: &mut State| state.create(physical_id, &template, Some(id));
+        async move { self.state().attempt(Call::Create, create) }.boxed()
+    }
+
+    fn destroy(&self, physical_id: u32, id: u32) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            let mut state = self.state();
+            let remade = state.mishaps.get(&Call::Destroy).is_some_and(|next| next.front() == Some(&Mishap::Remade));
+            state.attempt(Call::Destroy, |state| {
+                if remade { state.remake(physical_id, id) } else { state.destroy(physical_id, id) }
+            })
+        }
+        .boxed()
+    }
+
+    fn vendor(&self) -> BoxFuture<'_, Result<VendorMode, Fault>> {
+        async move {
+            let state = self.state();
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            let Cutting { supported: true, replay, virtual_machines, .. } = state.cutting else {
+                return Err(self.cannot("read the vNPU mode"));
+            };
+            Ok(VendorMode { replay, listed: state.boot_list.keys().copied().collect(), virtual_machines })
+        }
+        .boxed()
+    }
+
+    fn set_replay(&self, on: bool) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            let mut state = self.state();
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            if !state.cutting.supported {
+                return Err(self.cannot("switch the vNPU replay"));
+            }
+            state.cutting.replay = Some(on);
+            Ok(())
+        }
+        .boxed()
     }
 }

@@ -452,8 +452,12 @@ pub const LINKS: [c_int; 3] = [TOPO_HCCS, TOPO_SIO, TOPO_HCCS_SW];
 pub const GONE: [c_int; 3] = [ERR_INVALID_DEVICE_ID, ERR_DEVICE_NOT_EXIST, ERR_NOT_READY];
 /// Physical ids are below 256 and share the number space of vNPUs, which ends at 1123.
 pub const LAST_ID: c_uint = 1123;
+/// First id that a vNPU can have.
+pub const FIRST_VDEV_ID: c_uint = 100;
+/// AI CPUs of a chip or vNPU where they are shared.
+pub const AI_CPUS_SHARED: u16 = 0xFFFF;
 /// More AI cores than any chip has.
-pub const MOST_AI_CORES: c_uint = 4096;
+pub const MOST_AI_CORES: u16 = 4096;
 
 /// The vendor's word for a return code.
 #[must_use]
@@ -517,6 +521,10 @@ pub type Ecc = unsafe extern "C" fn(c_int, c_int, c_uint, *mut EccInfo) -> c_int
 pub type Processes = unsafe extern "C" fn(c_int, c_int, *mut ProcMemInfo, *mut c_int) -> c_int;
 /// `(card, device, main command, sub command, buffer, size in and out)`.
 pub type GetInfo = unsafe extern "C" fn(c_int, c_int, c_uint, c_uint, *mut c_void, *mut c_uint) -> c_int;
+/// `(out)`.
+pub type Mode = unsafe extern "C" fn(*mut c_int) -> c_int;
+/// `(wish)`.
+pub type SetPolicy = unsafe extern "C" fn(c_uint) -> c_int;
 /// `(card, device, wish, result)`.
 pub type CreateVdevice = unsafe extern "C" fn(c_int, c_int, *mut CreateVdevRes, *mut CreateVdevOut) -> c_int;
 /// `(card, device, id)`; 65535 destroys all.

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code)]
 
-use core::ffi::{c_char, c_int, c_uint};
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
@@ -16,7 +16,7 @@ use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY};
 
 use super::{
     ffi::{self, Plain},
-    wire::{At, Board, ChipInfo, OpenError, Outcome, Pcie, Trouble},
+    wire::{At, Board, ChipInfo, Free, OpenError, Outcome, Pcie, TemplateName, Trouble, Vnpu},
 };
 
 /// Levels of directories that a library may be deep.
@@ -92,6 +92,13 @@ symbols! {
     card_power: ffi::CardInt = c"dcmi_mcu_get_power_info",
     topology: ffi::Topology = c"dcmi_get_topo_info_by_device_id",
     die_policy: ffi::Policy = c"dcmi_get_multi_die_policy",
+    device_info: ffi::GetInfo = c"dcmi_get_device_info",
+    processes: ffi::Processes = c"dcmi_get_device_resource_info",
+    create_vdevice: ffi::CreateVdevice = c"dcmi_create_vdevice",
+    destroy_vdevice: ffi::DestroyVdevice = c"dcmi_set_destroy_vdevice",
+    vdevice_mode: ffi::Mode = c"dcmi_get_vdevice_mode",
+    recover_mode: ffi::Policy = c"dcmi_get_vnpu_config_recover_mode",
+    set_recover_mode: ffi::SetPolicy = c"dcmi_set_vnpu_config_recover_mode",
 }
 
 impl Symbols {
@@ -109,6 +116,17 @@ impl Symbols {
         .into_iter()
         .filter_map(|(name, found)| (!found).then_some(name))
         .collect()
+    }
+
+    /// Without these no vNPU can be made, read back or destroyed.
+    fn slicing_gaps(&self) -> Vec<String> {
+        let mut needed = vec![
+            ("dcmi_create_vdevice", self.create_vdevice.is_some()),
+            ("dcmi_set_destroy_vdevice", self.destroy_vdevice.is_some()),
+            ("dcmi_get_device_info", self.device_info.is_some()),
+        ];
+        needed.retain(|(_, found)| !found);
+        needed.into_iter().map(|(name, _)| name.to_owned()).collect()
     }
 }
 
@@ -370,6 +388,144 @@ impl Library {
         check(unsafe { call(out.place()) })?;
         Ok(out.value)
     }
+
+    /// Names of the calls for vNPUs that the library lacks; makes no call.
+    pub fn slicing_gaps(&self) -> Vec<String> {
+        self.symbols.slicing_gaps()
+    }
+
+    /// Ids of the vNPUs of a chip.
+    #[doc(alias = "dcmi_get_device_info")]
+    pub fn vnpus(&mut self, at: At) -> Outcome<Vec<u32>> {
+        let preset = ffi::SocTotalResource { vdev_num: c_uint::MAX, ..Plain::zeroed() };
+        let total = self.vdev_info(at, ffi::VDEV_GET_TOTAL, preset)?;
+        let count = c_int::try_from(total.vdev_num).unwrap_or(-1);
+        Ok(total.vdev_id[..counted(count, ffi::MAX_VDEVS)?].to_vec())
+    }
+
+    /// One vNPU of a chip.
+    #[doc(alias = "dcmi_get_device_info")]
+    pub fn vnpu(&mut self, at: At, id: u32) -> Outcome<Vnpu> {
+        let mut preset = ffi::VdevQuery { vdev_id: id, ..Plain::zeroed() };
+        (preset.query_info.computing.aic, preset.query_info.computing.memory_size) = (-1.0, u64::MAX);
+        let info = self.vdev_info(at, ffi::VDEV_GET_ONE, preset)?.query_info;
+        Ok(Vnpu {
+            // One that fills its array has no NUL, and what the last byte would be is lost in any case.
+            template: text(&info.name[..info.name.len() - 1]),
+            memory: size(info.computing.memory_size)?,
+            ai_cores: whole_cores(info.computing.aic)?,
+        })
+    }
+
+    /// What is left of a chip.
+    #[doc(alias = "dcmi_get_device_info")]
+    pub fn free_resources(&mut self, at: At) -> Outcome<Free> {
+        let mut preset = ffi::SocFreeResource::zeroed();
+        (preset.computing.aic, preset.computing.memory_size) = (-1.0, u64::MAX);
+        preset.computing.device_aicpu = ffi::AI_CPUS_SHARED;
+        let free = self.vdev_info(at, ffi::VDEV_GET_FREE, preset)?.computing;
+        Ok(Free {
+            memory: size(free.memory_size)?,
+            ai_cores: whole_cores(free.aic)?,
+            ai_cpus: Some(free.device_aicpu).filter(|cpus| *cpus != ffi::AI_CPUS_SHARED),
+        })
+    }
+
+    /// One query about vNPUs; the value is what the library reads first, and then what it wrote.
+    fn vdev_info<T: Plain>(&mut self, at: At, query: c_uint, value: T) -> Outcome<T> {
+        let call = self.symbols.device_info.ok_or(Trouble::Missing)?;
+        let mut buffer = Roomy::preset(value);
+        let mut size = Roomy::<c_uint>::preset(c_uint::try_from(size_of::<T>()).map_err(|_| Trouble::Nonsense(-1))?);
+        let place: *mut c_void = buffer.place().cast();
+        // SAFETY: a buffer with room for more than the size says, and a place for one integer.
+        check(unsafe { call(at.card, at.device, ffi::MAIN_VDEV_MNG, query, place, size.place()) })?;
+        Ok(buffer.value)
+    }
+
+    /// Host pids of the processes on a chip.
+    #[doc(alias = "dcmi_get_device_resource_info")]
+    pub fn processes(&mut self, at: At) -> Outcome<Vec<i32>> {
+        let call = self.symbols.processes.ok_or(Trouble::Missing)?;
+        let mut count = Roomy::<c_int>::preset(-1);
+        let mut list = [ffi::ProcMemInfo { proc_id: 0, _pad: [0; 4], proc_mem_usage: c_ulong::MAX }; 64];
+        // SAFETY: the list has twice the entries that the call may fill.
+        check(unsafe { call(at.card, at.device, list.as_mut_ptr(), count.place()) })?;
+        Ok(list[..counted(count.value, ffi::MAX_PROCESSES)?].iter().map(|process| process.proc_id).collect())
+    }
+
+    /// Makes a vNPU with this id; gives the id that it has.
+    #[doc(alias = "dcmi_create_vdevice")]
+    pub fn create_vnpu(&mut self, at: At, template: &TemplateName, id: u32) -> Outcome<u32> {
+        let call = self.symbols.create_vdevice.ok_or(Trouble::Missing)?;
+        one_vnpu(id)?;
+        let mut wish = Roomy::preset(ffi::CreateVdevRes {
+            vdev_id: id,
+            vfg_id: ffi::VDEV_ID_AUTO,
+            template_name: template.bytes().map(|byte| c_char::from_ne_bytes([byte])),
+            reserved: [0; 64],
+        });
+        let mut out = Roomy::preset(ffi::CreateVdevOut { vdev_id: c_uint::MAX, ..Plain::zeroed() });
+        // SAFETY: two places for their structs.
+        check(unsafe { call(at.card, at.device, wish.place(), out.place()) })?;
+        one_vnpu(out.value.vdev_id)?;
+        Ok(out.value.vdev_id)
+    }
+
+    /// Destroys one vNPU. The number that stands for all of them never reaches the library.
+    #[doc(alias = "dcmi_set_destroy_vdevice")]
+    pub fn destroy_vnpu(&mut self, at: At, id: u32) -> Outcome<()> {
+        let call = self.symbols.destroy_vdevice.ok_or(Trouble::Missing)?;
+        one_vnpu(id)?;
+        // SAFETY: takes numbers only.
+        check(unsafe { call(at.card, at.device, id) })
+    }
+
+    /// What vNPUs are for: 0 containers, 1 virtual machines.
+    #[doc(alias = "dcmi_get_vdevice_mode")]
+    pub fn vnpu_mode(&mut self) -> Outcome<i32> {
+        let call = self.symbols.vdevice_mode.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_int>::preset(-1);
+        // SAFETY: a place for one integer.
+        check(unsafe { call(out.place()) })?;
+        in_range(out.value, ffi::VDEVICE_VM)
+    }
+
+    /// Whether vNPUs are made again after a boot.
+    #[doc(alias = "dcmi_get_vnpu_config_recover_mode")]
+    pub fn replay(&mut self) -> Outcome<bool> {
+        let call = self.symbols.recover_mode.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::<c_uint>::preset(c_uint::MAX);
+        // SAFETY: a place for one integer.
+        check(unsafe { call(out.place()) })?;
+        match out.value {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(Trouble::Nonsense(other.into())),
+        }
+    }
+
+    /// Sets whether vNPUs are made again after a boot.
+    #[doc(alias = "dcmi_set_vnpu_config_recover_mode")]
+    pub fn set_replay(&mut self, on: bool) -> Outcome<()> {
+        let call = self.symbols.set_recover_mode.ok_or(Trouble::Missing)?;
+        // SAFETY: takes a number only.
+        check(unsafe { call(c_uint::from(on)) })
+    }
+}
+
+/// An id that is that of one vNPU: neither the library's own choice nor all of a chip's.
+fn one_vnpu(id: u32) -> Outcome<()> {
+    if (ffi::FIRST_VDEV_ID..=ffi::LAST_ID).contains(&id) { Ok(()) } else { Err(Trouble::Nonsense(id.into())) }
+}
+
+/// Whole AI cores of a number that the library gives as a float.
+fn whole_cores(cores: f32) -> Outcome<u32> {
+    if !(0.0..=f32::from(ffi::MOST_AI_CORES)).contains(&cores) {
+        return Err(Trouble::Nonsense(-1));
+    }
+    // A little more than it says: thirds of cores do not add up to wholes in a float.
+    let whole = (1..=ffi::MOST_AI_CORES).take_while(|count| f32::from(*count) <= cores + 0.01).last();
+    Ok(whole.unwrap_or(0).into())
 }
 
 /// One number of a card.
@@ -406,7 +562,7 @@ fn size(mib: u64) -> Outcome<u64> {
 }
 
 fn named(chip_name: &[c_char], npu_name: &[c_char], ai_cores: c_uint) -> Outcome<ChipInfo> {
-    if ai_cores > ffi::MOST_AI_CORES {
+    if ai_cores > ffi::MOST_AI_CORES.into() {
         return Err(Trouble::Nonsense(ai_cores.into()));
     }
     Ok(ChipInfo { chip_name: text(chip_name), npu_name: text(npu_name), ai_cores })
@@ -474,6 +630,24 @@ mod tests {
         assert_eq!(text(&chars(b"no end")), "no end");
         assert_eq!(text(&chars(b"\xff\x01x\0")), "\u{fffd}\u{fffd}x");
         assert_eq!(text(&[]), "");
+    }
+
+    #[test]
+    fn cores_are_counted_in_wholes() {
+        for (float, cores) in [(0.0, 0), (0.5, 0), (9.995, 10), (10.0, 10), (19.9, 19), (20.001, 20), (4096.0, 4096)] {
+            assert_eq!(whole_cores(float), Ok(cores), "{float}");
+        }
+        for float in [-1.0, f32::NAN, f32::INFINITY, f32::from_bits(0xa5a5_a5a5), 5000.0] {
+            assert!(whole_cores(float).is_err(), "{float}");
+        }
+    }
+
+    #[test]
+    fn only_the_number_of_one_vnpu_reaches_the_library() {
+        assert!(one_vnpu(100).is_ok() && one_vnpu(1123).is_ok());
+        for id in [0, 99, 1124, ffi::VDEV_ID_ALL, ffi::VDEV_ID_AUTO] {
+            assert_eq!(one_vnpu(id), Err(Trouble::Nonsense(id.into())));
+        }
     }
 
     #[test]

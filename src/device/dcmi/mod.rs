@@ -2,8 +2,8 @@
 //!
 //! The library is not thread-safe, may hang, may crash, runs shells and keeps global state. So a child of the same
 //! binary ([`worker`]) loads it and makes one call at a time; one thread of ours ([`session`]) asks it and ends it when
-//! it does not answer. Callers put work into a queue: urgent calls (creating and destroying vNPUs) go before the next
-//! single call of a scan or poll, not only before the next scan.
+//! it does not answer. Callers put work into a queue: creating and destroying vNPUs, then reading a card's, go before
+//! the next single call of a scan or poll, not only before the next scan.
 //!
 //! ```text
 //!              scan, first poll            init, all reads           poll
@@ -16,10 +16,12 @@
 //!       +--> hung: every call fails at once until the kernel lets the process go
 //! ```
 
+mod boot_list;
 pub mod ffi;
 pub mod library;
 mod reading;
 mod session;
+mod slicing;
 pub mod wire;
 pub mod worker;
 
@@ -40,12 +42,9 @@ use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::oneshot;
 use tracing::error;
 
-use self::{
-    session::Session,
-    wire::{Outcome, Request},
-};
-use super::{Backend, Fault, Status};
-use crate::domain::{health::HealthReading, notice::Severity, npu::Scan};
+use self::session::Session;
+use super::{Backend, Fault, Status, VendorMode};
+use crate::domain::{health::HealthReading, notice::Severity, npu::Scan, vnpu::CardReading};
 
 const BACKEND: &str = "dcmi";
 
@@ -82,6 +81,8 @@ impl Settings {
 pub struct Timing {
     /// For one reading call.
     pub read: Duration,
+    /// For creating or destroying a vNPU, and for calls that wait for the lock of the vendor's list of vNPUs.
+    pub cut: Duration,
     /// For the library's start, if chips may not take longer to come up.
     pub init: Duration,
     /// For loading the library and taking the lock.
@@ -102,6 +103,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             read: Duration::from_secs(2),
+            cut: Duration::from_secs(30),
             init: Duration::from_secs(30),
             hello: Duration::from_secs(10),
             reap: Duration::from_secs(5),
@@ -119,22 +121,37 @@ type Reply<T> = oneshot::Sender<Result<T, Fault>>;
 enum Work {
     Scan(Reply<Scan>),
     Health(Reply<BTreeMap<u32, HealthReading>>),
-    /// Goes before the next call of a scan or poll.
     Urgent(Urgent),
 }
 
-/// One call that goes before all others.
-struct Urgent {
-    request: Request,
-    deadline: Duration,
-    reply: Reply<Outcome<serde_json::Value>>,
+/// What goes before the next call of a scan or poll.
+enum Urgent {
+    Create { physical_id: u32, template: String, id: u32, reply: Reply<u32> },
+    Destroy { physical_id: u32, id: u32, reply: Reply<()> },
+    Card(u32, Reply<CardReading>),
+    Vendor(Reply<VendorMode>),
+    SetReplay(bool, Reply<()>),
+}
+
+impl Urgent {
+    /// True for what goes before what is only urgent.
+    fn is_cut(&self) -> bool {
+        matches!(self, Self::Create { .. } | Self::Destroy { .. })
+    }
 }
 
 #[derive(Default)]
 struct Queue {
+    cuts: VecDeque<Urgent>,
     urgent: VecDeque<Urgent>,
     ordinary: VecDeque<Work>,
     closed: bool,
+}
+
+impl Queue {
+    fn next_urgent(&mut self) -> Option<Urgent> {
+        self.cuts.pop_front().or_else(|| self.urgent.pop_front())
+    }
 }
 
 /// What callers and the thread share.
@@ -173,6 +190,7 @@ impl Shared {
             return;
         }
         match work {
+            Work::Urgent(urgent) if urgent.is_cut() => queue.cuts.push_back(urgent),
             Work::Urgent(urgent) => queue.urgent.push_back(urgent),
             work => queue.ordinary.push_back(work),
         }
@@ -187,9 +205,8 @@ impl Shared {
             if queue.closed {
                 return None;
             }
-            let queue_now = &mut *queue;
-            let urgent = queue_now.urgent.pop_front().map(Work::Urgent);
-            if let Some(work) = urgent.or_else(|| queue_now.ordinary.pop_front()) {
+            let urgent = queue.next_urgent().map(Work::Urgent);
+            if let Some(work) = urgent.or_else(|| queue.ordinary.pop_front()) {
                 return Some(work);
             }
             queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +215,7 @@ impl Shared {
 
     /// The next urgent work, if there is any now.
     fn next_urgent(&self) -> Option<Urgent> {
-        locked(&self.queue).urgent.pop_front()
+        locked(&self.queue).next_urgent()
     }
 
     fn set_status(&self, state: &'static str, severity: Severity, detail: String) {
@@ -226,6 +243,7 @@ impl Shared {
     fn close(&self) {
         let mut queue = locked(&self.queue);
         queue.closed = true;
+        queue.cuts.clear();
         queue.urgent.clear();
         queue.ordinary.clear();
         drop(queue);
@@ -263,11 +281,6 @@ impl Dcmi {
         Ok(Self { shared })
     }
 
-    /// One call ahead of all polls: creating and destroying vNPUs.
-    pub async fn urgent(&self, request: Request, deadline: Duration) -> Result<Outcome<serde_json::Value>, Fault> {
-        self.ask(|reply| Work::Urgent(Urgent { request, deadline, reply })).await
-    }
-
     async fn ask<T>(&self, work: impl FnOnce(Reply<T>) -> Work) -> Result<T, Fault> {
         let (reply, answer) = oneshot::channel();
         self.shared.push(work(reply));
@@ -299,5 +312,26 @@ impl Backend for Dcmi {
 
     fn status(&self) -> Status {
         locked(&self.shared.status).clone()
+    }
+
+    fn card(&self, physical_id: u32) -> BoxFuture<'_, Result<CardReading, Fault>> {
+        self.ask(move |reply| Work::Urgent(Urgent::Card(physical_id, reply))).boxed()
+    }
+
+    fn create(&self, physical_id: u32, template: &str, id: u32) -> BoxFuture<'_, Result<u32, Fault>> {
+        let template = template.to_owned();
+        self.ask(move |reply| Work::Urgent(Urgent::Create { physical_id, template, id, reply })).boxed()
+    }
+
+    fn destroy(&self, physical_id: u32, id: u32) -> BoxFuture<'_, Result<(), Fault>> {
+        self.ask(move |reply| Work::Urgent(Urgent::Destroy { physical_id, id, reply })).boxed()
+    }
+
+    fn vendor(&self) -> BoxFuture<'_, Result<VendorMode, Fault>> {
+        self.ask(|reply| Work::Urgent(Urgent::Vendor(reply))).boxed()
+    }
+
+    fn set_replay(&self, on: bool) -> BoxFuture<'_, Result<(), Fault>> {
+        self.ask(move |reply| Work::Urgent(Urgent::SetReplay(on, reply))).boxed()
     }
 }

@@ -8,7 +8,7 @@ use tracing::debug;
 use super::{
     BACKEND, ffi,
     session::Session,
-    wire::{At, Board, ChipInfo, Pcie, Request, Trouble},
+    wire::{At, Board, ChipInfo, Pcie, Request, Trade, Trouble},
 };
 use crate::{
     device::{Fault, pci},
@@ -21,7 +21,7 @@ use crate::{
 /// Where a chip sits in the library's numbering of this start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seat {
-    at: At,
+    pub(super) at: At,
     family: Family,
 }
 
@@ -46,7 +46,7 @@ impl From<Fault> for Lack {
     }
 }
 
-fn failed(request: Request, trouble: Trouble) -> Fault {
+pub(super) fn failed(request: Request, trouble: Trouble) -> Fault {
     Fault::Failed { backend: BACKEND, call: request.to_string(), why: trouble.to_string() }
 }
 
@@ -128,7 +128,7 @@ fn read_card(session: &mut Session, card: i32, missing: &mut Vec<MissingChip>) -
         }
         match read_chip(session, at) {
             Ok(chip) => {
-                session.cleared(at);
+                session.cleared(at, Trade::Scan);
                 chips.extend(chip);
             }
             Err(Lack::Chip(why)) => lack(format!("chip {device} of card {card}"), why),

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 use super::{
     BACKEND, Reply, Settings, Shared, Urgent, Work,
     reading::{self, Seat},
-    wire::{self, At, Hello, OpenError, Outcome, Request},
+    wire::{self, At, Hello, OpenError, Outcome, Request, Trade},
     worker,
 };
 use crate::{
@@ -115,8 +115,13 @@ pub(super) struct Session {
     trouble: Option<Trouble>,
     /// The last fault codes that could be read, by physical id.
     pub(super) codes: BTreeMap<u32, Vec<u32>>,
-    /// Chips that are left out of scans for a while, so that one does not cost the node all the others.
-    suspects: BTreeMap<At, Suspect>,
+    /// Where the chips sit since the library's last start; empty until they were read. Unlike the snapshot it stays
+    /// while they are read again.
+    seats: BTreeMap<u32, Seat>,
+    /// Chips that cannot be cut as long as this start of the library lasts, and why.
+    pub(super) uncut: BTreeMap<u32, Fault>,
+    /// Chips that are not asked for a while, so that one does not cost the node all the others.
+    suspects: BTreeMap<(At, Trade), Suspect>,
     /// What was warned about, so that it is said once.
     warned: HashSet<String>,
 }
@@ -131,6 +136,8 @@ impl Session {
             snapshot: None,
             trouble: None,
             codes: BTreeMap::new(),
+            seats: BTreeMap::new(),
+            uncut: BTreeMap::new(),
             suspects: BTreeMap::new(),
             warned: HashSet::new(),
         }
@@ -146,15 +153,24 @@ impl Session {
             match work {
                 Work::Scan(reply) => self.attend(reply, Self::scan),
                 Work::Health(reply) => self.attend(reply, Self::health),
-                Work::Urgent(Urgent { request, deadline, reply }) => self.attend(reply, |session| {
-                    if session.worker.is_none() {
-                        session.scan()?;
-                    }
-                    session.ask(&request, deadline)
-                }),
+                Work::Urgent(urgent) => self.serve(urgent),
             }
         }
         self.retire();
+    }
+
+    fn serve(&mut self, urgent: Urgent) {
+        match urgent {
+            Urgent::Create { physical_id, template, id, reply } => {
+                self.attend(reply, |session| session.create(physical_id, &template, id));
+            }
+            Urgent::Destroy { physical_id, id, reply } => {
+                self.attend(reply, |session| session.destroy(physical_id, id));
+            }
+            Urgent::Card(physical_id, reply) => self.attend(reply, |session| session.card(physical_id)),
+            Urgent::Vendor(reply) => self.attend(reply, Self::vendor),
+            Urgent::SetReplay(on, reply) => self.attend(reply, |session| session.set_replay(on)),
+        }
     }
 
     fn attend<T>(&mut self, reply: Reply<T>, work: impl FnOnce(&mut Self) -> Result<T, Fault>) {
@@ -165,13 +181,37 @@ impl Session {
 
     /// One call of a scan or poll, after all that is more urgent.
     pub(super) fn call<T: DeserializeOwned>(&mut self, request: Request) -> Result<Outcome<T>, Fault> {
-        while let Some(Urgent { request, deadline, reply }) = self.shared.next_urgent() {
-            self.attend(reply, |session| session.ask(&request, deadline));
+        // Before the first scan of a start is complete nobody knows which chip is which.
+        while !self.seats.is_empty()
+            && let Some(urgent) = self.shared.next_urgent()
+        {
+            self.serve(urgent);
         }
         self.ask(&request, self.settings.timing.read)
     }
 
-    fn ask<T: DeserializeOwned>(&mut self, request: &Request, deadline: Duration) -> Result<T, Fault> {
+    /// Where a chip sits in the library's numbering; starts the library if need be.
+    pub(super) fn seat(&mut self, physical_id: u32) -> Result<Seat, Fault> {
+        self.started()?;
+        self.seats.get(&physical_id).copied().ok_or_else(|| Fault::Failed {
+            backend: BACKEND,
+            call: format!("looking for chip {physical_id}"),
+            why: "the last scan does not have it".to_owned(),
+        })
+    }
+
+    /// Makes sure that the library has started and its chips were read.
+    pub(super) fn started(&mut self) -> Result<(), Fault> {
+        self.reap()?;
+        match self.seats.is_empty().then(|| self.scan()) {
+            // A chip that is still missing does not hinder work on the others.
+            Some(Err(fault)) if self.seats.is_empty() => Err(fault),
+            _ => Ok(()),
+        }
+    }
+
+    /// One call, now.
+    pub(super) fn ask<T: DeserializeOwned>(&mut self, request: &Request, deadline: Duration) -> Result<T, Fault> {
         self.reap()?;
         let Some(worker) = &self.worker else {
             let why = "the library is being started again".to_owned();
@@ -180,8 +220,8 @@ impl Session {
         let answer = exchange(&worker.stream, request, deadline);
         answer.map_err(|error| {
             let fault = self.lose(&request.to_string(), &error, deadline);
-            if let Some(at) = request.chip() {
-                let suspect = self.suspects.entry(at).or_insert_with(|| Suspect {
+            if let Some(suspected) = request.blame() {
+                let suspect = self.suspects.entry(suspected).or_insert_with(|| Suspect {
                     losses: 0,
                     last: Instant::now(),
                     why: String::new(),
@@ -193,16 +233,35 @@ impl Session {
         })
     }
 
-    /// Why a chip is not to be touched now: its calls have cost the worker twice in a row. It is tried again later.
+    /// Why a chip is left out of scans now: its calls have cost the worker twice in a row. It is tried again later.
     pub(super) fn shunned(&self, at: At) -> Option<String> {
-        let suspect = self.suspects.get(&at)?;
+        let suspect = self.suspects.get(&(at, Trade::Scan))?;
         let shunned = suspect.losses >= SHUN_AFTER && suspect.last.elapsed() < self.settings.timing.shun;
         shunned.then(|| suspect.why.clone())
     }
 
-    /// A chip was read as a whole.
-    pub(super) fn cleared(&mut self, at: At) {
-        self.suspects.remove(&at);
+    /// Fails if such calls have cost the worker too often just now: each loss costs all other chips the time of a
+    /// deadline and a new start. The pause grows with each loss.
+    pub(super) fn spare(&self, at: At, trade: Trade) -> Result<(), Fault> {
+        let Some(suspect) = self.suspects.get(&(at, trade)) else { return Ok(()) };
+        let timing = &self.settings.timing;
+        let Some(doublings) = suspect.losses.checked_sub(SHUN_AFTER) else { return Ok(()) };
+        let pause = timing.back_off.saturating_mul(1 << doublings.min(16)).min(timing.shun);
+        if suspect.last.elapsed() >= pause {
+            return Ok(());
+        }
+        let why = format!(
+            "not tried for {} s after {} losses in a row; {}",
+            pause.as_secs_f32(),
+            suspect.losses,
+            suspect.why
+        );
+        Err(Fault::NotReady { backend: BACKEND, why })
+    }
+
+    /// A chip has answered such calls to their end.
+    pub(super) fn cleared(&mut self, at: At, trade: Trade) {
+        self.suspects.remove(&(at, trade));
     }
 
     /// Ends a worker that did not answer as it should; says why.
@@ -231,6 +290,8 @@ impl Session {
     /// Kills the worker and reaps it; one that does not end makes the backend hung.
     fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
         self.snapshot = None;
+        self.seats.clear();
+        self.uncut.clear();
         self.shared.set_link(None);
         let Some(Worker { mut process, stream, .. }) = self.worker.take() else { return Ok(None) };
         drop(stream);
@@ -320,6 +381,7 @@ impl Session {
         let expected: usize = functions.iter().map(|function| usize::try_from(function.chips).unwrap_or(1)).sum();
         let found = scan.chips.len();
         join_missing(&mut scan, &functions);
+        self.seats.clone_from(&seats);
         self.snapshot = Some(Snapshot {
             seats,
             links: scan.links.clone(),
@@ -338,7 +400,7 @@ impl Session {
     }
 
     fn all_shunned(&self) -> usize {
-        self.suspects.keys().filter(|at| self.shunned(**at).is_some()).count()
+        self.suspects.keys().filter(|(at, trade)| *trade == Trade::Scan && self.shunned(*at).is_some()).count()
     }
 
     /// How long chips may take to come up after a boot or reset.

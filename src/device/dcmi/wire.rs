@@ -22,6 +22,39 @@ pub struct At {
     pub device: i32,
 }
 
+/// Stands for the node where calls that are about no chip are told apart.
+pub const NODE: At = At { card: -1, device: -1 };
+
+/// Name of a template as the library takes it: 1 to 31 bytes of printable ASCII.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateName([u8; 32]);
+
+impl TemplateName {
+    /// The name, `None` if the library has no room for it.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        let fits = !name.is_empty() && name.len() < bytes.len() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        fits.then(|| {
+            bytes[..name.len()].copy_from_slice(name.as_bytes());
+            Self(bytes)
+        })
+    }
+
+    /// The bytes, filled up with NULs, of which there is at least one.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+}
+
+impl fmt::Display for TemplateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
+        f.write_str(&String::from_utf8_lossy(&self.0[..end]))
+    }
+}
+
 /// One call of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each is the call that its text form names
@@ -49,13 +82,30 @@ pub enum Request {
     CardPower(i32),
     Topology(At, At),
     DiePolicy,
+    /// No call: which of the calls for vNPUs the library lacks.
+    SlicingGaps,
+    Vnpus(At),
+    Vnpu(At, u32),
+    FreeResources(At),
+    Processes(At),
+    CreateVnpu(At, TemplateName, u32),
+    DestroyVnpu(At, u32),
+    VnpuMode,
+    Replay,
+    SetReplay(bool),
 }
 
 impl Request {
-    /// The chip that the call is about; `None` for calls about cards, pairs or the node.
+    /// Whom a loss of the worker in this call is put down to.
     #[must_use]
-    pub fn chip(&self) -> Option<At> {
+    pub fn blame(&self) -> Option<(At, Trade)> {
         match *self {
+            Self::Vnpus(at) | Self::Vnpu(at, _) | Self::FreeResources(at) | Self::Processes(at) => {
+                Some((at, Trade::Look))
+            }
+            Self::CreateVnpu(at, ..) | Self::DestroyVnpu(at, _) => Some((at, Trade::Cut)),
+            Self::VnpuMode | Self::Replay => Some((NODE, Trade::Look)),
+            Self::SetReplay(_) => Some((NODE, Trade::Cut)),
             Self::Unit(at)
             | Self::LogicId(at)
             | Self::ChipInfo(at)
@@ -69,7 +119,7 @@ impl Request {
             | Self::Health(at)
             | Self::ErrorCodes(at)
             | Self::Temperature(at)
-            | Self::Power(at) => Some(at),
+            | Self::Power(at) => Some((at, Trade::Scan)),
             Self::Init
             | Self::DriverVersion
             | Self::Cards
@@ -78,9 +128,21 @@ impl Request {
             | Self::PhysicalId(_)
             | Self::CardPower(_)
             | Self::Topology(..)
-            | Self::DiePolicy => None,
+            | Self::DiePolicy
+            | Self::SlicingGaps => None,
         }
     }
+}
+
+/// Kinds of calls, told apart because a chip can hang in one of them and be sound in the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trade {
+    /// Those of a scan or health poll.
+    Scan,
+    /// Those that read vNPUs and processes.
+    Look,
+    /// Creating and destroying.
+    Cut,
 }
 
 impl fmt::Display for Request {
@@ -101,6 +163,24 @@ impl fmt::Display for Request {
                     a.card, a.device, b.card, b.device
                 );
             }
+            Self::SlicingGaps => return f.write_str("looking for dcmi_create_vdevice()"),
+            Self::VnpuMode => return f.write_str("dcmi_get_vdevice_mode()"),
+            Self::Replay => return f.write_str("dcmi_get_vnpu_config_recover_mode()"),
+            Self::SetReplay(on) => {
+                return write!(f, "dcmi_set_vnpu_config_recover_mode({})", u8::from(on));
+            }
+            Self::Vnpus(at) => return write!(f, "dcmi_get_device_info({}, {}, 52, 1)", at.card, at.device),
+            Self::Vnpu(at, id) => {
+                return write!(f, "dcmi_get_device_info({}, {}, 52, 0) of vnpu {id}", at.card, at.device);
+            }
+            Self::FreeResources(at) => return write!(f, "dcmi_get_device_info({}, {}, 52, 2)", at.card, at.device),
+            Self::CreateVnpu(at, template, id) => {
+                return write!(f, "dcmi_create_vdevice({}, {}, {template}, {id})", at.card, at.device);
+            }
+            Self::DestroyVnpu(at, id) => {
+                return write!(f, "dcmi_set_destroy_vdevice({}, {}, {id})", at.card, at.device);
+            }
+            Self::Processes(at) => ("dcmi_get_device_resource_info", at),
             Self::Unit(at) => ("dcmi_get_device_type", at),
             Self::LogicId(at) => ("dcmi_get_device_logic_id", at),
             Self::ChipInfo(at) => ("dcmi_get_device_chip_info", at),
@@ -179,6 +259,28 @@ pub struct Pcie {
     pub device_id: u32,
 }
 
+/// A vNPU as a query tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vnpu {
+    /// Template name, cut to 15 bytes.
+    pub template: String,
+    /// Memory in MiB.
+    pub memory: u64,
+    /// Whole AI cores.
+    pub ai_cores: u32,
+}
+
+/// What is left of a chip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Free {
+    /// Memory in MiB.
+    pub memory: u64,
+    /// Whole AI cores.
+    pub ai_cores: u32,
+    /// AI CPUs; `None` where they are shared.
+    pub ai_cpus: Option<u16>,
+}
+
 /// The worker's first message: whether calls can be made.
 pub type Hello = Result<(), OpenError>;
 
@@ -244,6 +346,18 @@ mod tests {
     #[test]
     fn calls_and_codes_read_as_the_vendor_names_them() {
         assert_eq!(Request::Health(At { card: 3, device: 1 }).to_string(), "dcmi_get_device_health(3, 1)");
+        let create = Request::CreateVnpu(At { card: 3, device: 0 }, TemplateName::new("vir05_1c_8g").unwrap(), 148);
+        assert_eq!(create.to_string(), "dcmi_create_vdevice(3, 0, vir05_1c_8g, 148)");
         assert_eq!(Trouble::Code(-8005).to_string(), "-8005 (inner error)");
+    }
+
+    #[test]
+    fn a_template_name_always_ends_before_its_buffer() {
+        let longest = "v".repeat(31);
+        assert_eq!(TemplateName::new(&longest).unwrap().to_string(), longest);
+        assert_eq!(TemplateName::new(&longest).unwrap().bytes()[31], 0);
+        for bad in ["", "with space", "nul\0", "\u{e9}", &"v".repeat(32)] {
+            assert!(TemplateName::new(bad).is_none(), "{bad:?}");
+        }
     }
 }

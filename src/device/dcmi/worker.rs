@@ -199,6 +199,16 @@ fn answer(stream: &UnixStream, library: &mut Library, request: Request) -> io::R
         Request::CardPower(card) => reply(stream, &library.card_power(card)),
         Request::Topology(a, b) => reply(stream, &library.topology(a, b)),
         Request::DiePolicy => reply(stream, &library.die_policy()),
+        Request::SlicingGaps => reply(stream, &Outcome::Ok(library.slicing_gaps())),
+        Request::Vnpus(at) => reply(stream, &library.vnpus(at)),
+        Request::Vnpu(at, id) => reply(stream, &library.vnpu(at, id)),
+        Request::FreeResources(at) => reply(stream, &library.free_resources(at)),
+        Request::Processes(at) => reply(stream, &library.processes(at)),
+        Request::CreateVnpu(at, template, id) => reply(stream, &library.create_vnpu(at, &template, id)),
+        Request::DestroyVnpu(at, id) => reply(stream, &library.destroy_vnpu(at, id)),
+        Request::VnpuMode => reply(stream, &library.vnpu_mode()),
+        Request::Replay => reply(stream, &library.replay()),
+        Request::SetReplay(on) => reply(stream, &library.set_replay(on)),
     }
 }
 

@@ -26,7 +26,7 @@ async fn calls_of_a_scan(profile: Profile) -> Vec<String> {
 }
 
 /// True while a process exists and is no zombie.
-fn lives(pid: u32) -> bool {
+pub(super) fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| !rest.starts_with('Z')))
 }

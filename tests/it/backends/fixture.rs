@@ -30,6 +30,28 @@ pub(crate) trait Fixture: Send + Sync {
     fn give_back(&self, physical_id: u32);
     /// Sets health and fault codes of a chip.
     fn alarm(&self, physical_id: u32, level: Level, codes: &[u32]);
+    /// A process runs on a chip, or none does any more.
+    fn occupy(&self, physical_id: u32, pids: &[i32]);
+    /// Makes a vNPU as somebody else would; gives its id.
+    fn add_vnpu(&self, physical_id: u32, template: &str) -> u32;
+    /// Destroys a vNPU as somebody else would.
+    fn remove_vnpu(&self, id: u32);
+    /// A container opens a vNPU, or has closed it.
+    fn open_vnpu(&self, id: u32, open: bool);
+    /// Ids of all vNPUs that really exist.
+    fn vnpus(&self) -> Vec<u32>;
+    /// From now on the library chooses ids itself.
+    fn ignore_ids(&self);
+    /// The next destroy makes the vNPU again under another id, and fails.
+    fn remake(&self);
+    /// The next create makes the vNPU, and fails.
+    fn fail_after_create(&self);
+    /// The node cuts for virtual machines.
+    fn cut_for_machines(&self);
+    /// The machine restarts; the vendor's boot script has not run.
+    fn reboot(&self);
+    /// The vendor's boot script runs.
+    fn replay(&self);
     /// From now on nothing can be read.
     fn shatter(&self);
     /// All can be read again.
@@ -90,6 +112,51 @@ impl Fixture for Memory {
 
     fn alarm(&self, physical_id: u32, level: Level, codes: &[u32]) {
         self.backend.set_health(physical_id, HealthReading { codes: codes.to_vec(), ..HealthReading::of(level) });
+    }
+
+    fn occupy(&self, physical_id: u32, pids: &[i32]) {
+        self.backend.set_processes(physical_id, pids);
+    }
+
+    fn add_vnpu(&self, physical_id: u32, template: &str) -> u32 {
+        self.backend.add_vnpu(physical_id, template).unwrap()
+    }
+
+    fn remove_vnpu(&self, id: u32) {
+        assert!(self.backend.remove_vnpu(id));
+    }
+
+    fn open_vnpu(&self, id: u32, open: bool) {
+        self.backend.set_in_use(id, open);
+    }
+
+    fn vnpus(&self) -> Vec<u32> {
+        self.backend.vnpus().into_keys().collect()
+    }
+
+    fn ignore_ids(&self) {
+        self.backend.cut(|cutting| cutting.ignores_ids = true);
+    }
+
+    fn remake(&self) {
+        self.backend.plant(memory::Call::Destroy, memory::Mishap::Remade);
+    }
+
+    fn fail_after_create(&self) {
+        let fault = Fault::Failed { backend: "memory", call: "create".to_owned(), why: "told to fail".to_owned() };
+        self.backend.plant(memory::Call::Create, memory::Mishap::After(fault));
+    }
+
+    fn cut_for_machines(&self) {
+        self.backend.cut(|cutting| cutting.virtual_machines = Some(true));
+    }
+
+    fn reboot(&self) {
+        self.backend.reboot();
+    }
+
+    fn replay(&self) {
+        self.backend.replay();
     }
 
     fn shatter(&self) {
@@ -169,6 +236,50 @@ impl Fixture for Sysfs {
         unreachable!("sysfs knows no health");
     }
 
+    fn occupy(&self, _: u32, _: &[i32]) {
+        unreachable!("sysfs knows no processes");
+    }
+
+    fn add_vnpu(&self, _: u32, _: &str) -> u32 {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn remove_vnpu(&self, _: u32) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn open_vnpu(&self, _: u32, _: bool) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn vnpus(&self) -> Vec<u32> {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn ignore_ids(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn remake(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn fail_after_create(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn cut_for_machines(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn reboot(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
+    fn replay(&self) {
+        unreachable!("sysfs knows no vnpus");
+    }
+
     fn shatter(&self) {
         let bus = self.host.path().join("sys/bus/pci");
         fs::rename(bus.join("devices"), bus.join("away")).unwrap();
@@ -202,6 +313,8 @@ impl Dcmi {
         let mut data = world.data().unwrap();
         data.cards.retain(|card| card.chips.iter().all(|chip| chip.state == dcmi::world::ChipState::Up));
         make_tree(&host, &data);
+        fs::create_dir(host.join("etc")).unwrap();
+        world.edit(|data| data.vnpu_cfg = host.join("etc/vnpu.cfg")).unwrap();
         let mut settings = Settings::new(Choice::Dcmi, &host, dir.path());
         settings.library = Some(dcmi::library_path());
         settings.trust_library = true;
@@ -285,6 +398,51 @@ impl Fixture for Dcmi {
         };
         self.world.set_health(physical_id, value).unwrap();
         self.world.set_fault_codes(physical_id, codes).unwrap();
+    }
+
+    fn occupy(&self, physical_id: u32, pids: &[i32]) {
+        let processes: Vec<_> = pids.iter().map(|pid| dcmi::world::Process { pid: *pid, bytes: 1 << 30 }).collect();
+        self.world.set_processes(physical_id, &processes).unwrap();
+    }
+
+    fn add_vnpu(&self, physical_id: u32, template: &str) -> u32 {
+        self.world.add_vnpu(physical_id, template).unwrap()
+    }
+
+    fn remove_vnpu(&self, id: u32) {
+        self.world.remove_vnpu(id).unwrap();
+    }
+
+    fn open_vnpu(&self, id: u32, open: bool) {
+        self.world.open_vnpu(id, open.then_some(0xABC)).unwrap();
+    }
+
+    fn vnpus(&self) -> Vec<u32> {
+        self.world.vnpus().unwrap().iter().map(|vnpu| vnpu.id).collect()
+    }
+
+    fn ignore_ids(&self) {
+        self.world.edit(|data| data.slicing.ignore_ids = true).unwrap();
+    }
+
+    fn remake(&self) {
+        self.world.edit(|data| data.slicing.save_code = Some(-8014)).unwrap();
+    }
+
+    fn fail_after_create(&self) {
+        self.world.faults().set([Planted::new("dcmi_create_vdevice", Action::Return(-8005)).after().times(1)]).unwrap();
+    }
+
+    fn cut_for_machines(&self) {
+        self.world.edit(|data| data.vdevice_mode = 1).unwrap();
+    }
+
+    fn reboot(&self) {
+        self.world.reboot().unwrap();
+    }
+
+    fn replay(&self) {
+        self.world.replay().unwrap();
     }
 
     fn shatter(&self) {

@@ -8,7 +8,7 @@ use dcmi::{
     world::{Action, ChipState, Data, DiePolicy, Fault as Planted, Profile},
 };
 use npu_dra::{
-    device::{self, Backend as _, Fault, Settings, dcmi::wire::Request},
+    device::{Fault, Settings},
     domain::{
         health::{HealthReading, Level},
         npu::{Family, Scan},
@@ -415,34 +415,34 @@ async fn a_scan_of_an_unchanged_node_does_not_start_the_library_again_and_a_lost
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_urgent_call_goes_before_the_next_call_of_a_scan() {
     let node = Dcmi::of(Profile::Ascend910B4);
-    let backend = device::dcmi::Dcmi::new(device::dcmi::Settings {
-        host_root: node.host(),
-        library: dcmi::library_path(),
-        trust_library: true,
-        lock: node.dir.path().join("dcmi.lock"),
-        worker: node.settings.worker.clone(),
-        wait: None,
-        environment: node.settings.environment.clone(),
-        timing: node.settings.timing.clone(),
-    })
-    .unwrap();
-    let first = backend.urgent(Request::DriverVersion, Duration::from_secs(20)).await;
-    assert!(first.unwrap().is_ok(), "the first call starts the library");
-    backend.scan().await.unwrap();
+    let backend = node.backend();
+    assert_eq!(backend.card(3).await.unwrap().ids(), [0; 0], "the first call starts the library");
     node.world.faults().set([Planted::new("dcmi_get_device_health", Action::DelayMs(50))]).unwrap();
     node.world.clear_calls().unwrap();
-    let (scan, urgent) = tokio::join!(backend.scan(), async {
-        while node.world.calls().unwrap().count("dcmi_get_device_health") == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await; // waits: for the scan to be in its calls
+    let (scan, first, second) = tokio::join!(
+        backend.scan(),
+        async {
+            until_called(&node, "dcmi_get_device_health").await;
+            backend.card(3).await
+        },
+        async {
+            until_called(&node, "dcmi_get_device_health").await;
+            backend.create(4, "vir05_1c_8g", 164).await
         }
-        backend.urgent(Request::DriverVersion, Duration::from_secs(20)).await
-    });
+    );
     assert_eq!(scan.unwrap().chips.len(), 8);
-    assert!(urgent.unwrap().is_ok());
+    assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
     let calls = node.world.calls().unwrap();
-    let last_version = calls.list.iter().rposition(|call| call.function == "dcmi_get_driver_version").unwrap();
-    let later = calls.list[last_version..].iter().filter(|call| call.function == "dcmi_get_device_health").count();
-    assert!(later >= 4, "the urgent call waited for the whole scan: {later} health calls came after it");
+    let last = |function: &str| calls.list.iter().rposition(|call| call.function == function).unwrap();
+    let done = last("dcmi_create_vdevice").max(last("dcmi_get_device_resource_info"));
+    let later = calls.list[done..].iter().filter(|call| call.function == "dcmi_get_device_health").count();
+    assert!(later >= 4, "urgent work waited for the whole scan: {later} health calls came after it");
+}
+
+async fn until_called(node: &Dcmi, function: &str) {
+    while node.world.calls().unwrap().count(function) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await; // waits: for the scan to be in its calls
+    }
 }
 
 #[tokio::test]

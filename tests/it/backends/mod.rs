@@ -3,7 +3,9 @@
 mod faults;
 mod fixture;
 mod library;
+mod slicing;
 mod tree;
+mod vnpus;
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,17 @@ use npu_dra::{
         health::Level,
         npu::{Family, Scan},
     },
+};
+
+use vnpus::{
+    a_backend_that_only_reads_says_so, a_chip_with_a_process_is_busy_and_shows_it,
+    a_library_that_chooses_ids_says_which, a_lost_chip_has_no_reading,
+    a_node_that_cuts_for_machines_says_so_and_makes_nothing, a_template_that_the_chip_lacks_makes_nothing,
+    a_vnpu_has_the_id_that_was_asked_and_the_size_of_its_template, a_vnpu_in_use_is_busy,
+    a_vnpu_that_was_made_again_has_another_id, an_error_after_a_create_leaves_a_vnpu_to_be_read,
+    an_id_is_used_once_and_is_the_chips_own, an_uncut_card_has_no_vnpus_all_of_itself_left_and_no_process,
+    destroying_removes_exactly_one_and_is_success_when_it_is_gone, four_quarters_or_two_halves_fit_and_no_more,
+    the_replay_brings_back_what_it_lists_and_can_be_switched_off, what_others_make_and_destroy_is_read,
 };
 
 /// One cell of the table: a test is generated, or is not applicable.
@@ -49,7 +62,7 @@ macro_rules! suite {
             let memory: usize = [$(count!($memory)),*].iter().sum();
             let sysfs: usize = [$(count!($sysfs)),*].iter().sum();
             let dcmi: usize = [$(count!($dcmi)),*].iter().sum();
-            assert_eq!((all, memory, sysfs, dcmi), (17, 17, 14, 17));
+            assert_eq!((all, memory, sysfs, dcmi), (33, 32, 15, 32));
         }
     };
 }
@@ -73,6 +86,22 @@ suite! {
     runs runs runs calls_at_the_same_time_are_all_answered,
     runs runs runs a_caller_that_goes_away_harms_nobody,
     runs runs runs the_name_and_the_status_agree,
+    runs na   runs an_uncut_card_has_no_vnpus_all_of_itself_left_and_no_process,
+    runs na   runs a_vnpu_has_the_id_that_was_asked_and_the_size_of_its_template,
+    runs na   runs four_quarters_or_two_halves_fit_and_no_more,
+    runs na   runs an_id_is_used_once_and_is_the_chips_own,
+    runs na   runs a_library_that_chooses_ids_says_which,
+    runs na   runs a_template_that_the_chip_lacks_makes_nothing,
+    runs na   runs a_chip_with_a_process_is_busy_and_shows_it,
+    runs na   runs destroying_removes_exactly_one_and_is_success_when_it_is_gone,
+    runs na   runs a_vnpu_in_use_is_busy,
+    runs na   runs what_others_make_and_destroy_is_read,
+    runs na   runs an_error_after_a_create_leaves_a_vnpu_to_be_read,
+    runs na   runs a_vnpu_that_was_made_again_has_another_id,
+    runs na   runs a_node_that_cuts_for_machines_says_so_and_makes_nothing,
+    runs na   runs the_replay_brings_back_what_it_lists_and_can_be_switched_off,
+    runs na   runs a_lost_chip_has_no_reading,
+    na   runs na   a_backend_that_only_reads_says_so,
 }
 
 /// Scans until it works; a backend may need some time to come up.
