@@ -9,4 +9,5 @@ mod daemon;
 mod http;
 mod kubelet;
 mod layers;
+mod manifests;
 mod store_crash;

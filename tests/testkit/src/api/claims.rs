@@ -1,17 +1,21 @@
-//! What scheduler, kubelet and users would do to the API server: claims with an allocation, wiping, a tiny allocation.
+//! What controllers, kubelet and users would do to the API server: claims, with an allocation too, and wiping.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::{
-    ApiServer, Inner, schema,
+    ApiServer,
+    auth::Who,
+    ops::Write,
+    routes::{Query, Target},
+    schema,
     store::{meta, resource},
-    validate::{list, text},
+    validate::text,
 };
 
-const CLAIMS: &str = "resourceclaims";
+pub(super) const CLAIMS: &str = "resourceclaims";
 
 /// One allocated device of a claim.
 #[derive(Debug, Clone)]
@@ -145,7 +149,7 @@ fn push(object: &mut Value, path: &str, item: Value) {
     }
 }
 
-fn node_selector(node: &str) -> Value {
+pub(super) fn node_selector(node: &str) -> Value {
     json!({"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]})
 }
 
@@ -221,38 +225,42 @@ impl ApiServer {
         })
     }
 
-    /// Gives a stored claim free whole devices (attribute `type` is `npu`, no taint that keeps claims off) from the published
-    /// slices of complete pools, and says that a pod on their node uses it. Knows only `exactly` with a count; no scheduler.
+    /// Creates an object as somebody with all rights would over the wire: decoded, defaulted, mutated, validated.
     ///
     /// # Errors
-    /// No such claim, a request that it does not understand, too few free devices.
-    pub fn allocate(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
-        self.shared.update(|inner| {
-            let claim = inner.store.get(CLAIMS, namespace, name).map(Arc::clone);
-            let mut claim = (*claim.with_context(|| format!("there is no claim {namespace}/{name}"))?).clone();
-            let mut free = free_devices(inner).into_iter();
-            let mut results = Vec::new();
-            let mut node = String::new();
-            let requests = claim.pointer("/spec/devices/requests").and_then(Value::as_array).cloned();
-            for request in requests.unwrap_or_default() {
-                let exact = request.get("exactly").context("only requests with `exactly` can be allocated here")?;
-                let count = exact.get("count").and_then(Value::as_u64).unwrap_or(1);
-                let wanted = text(&request, "name").unwrap_or_default();
-                for _ in 0..count {
-                    let Some(device) = free.next() else {
-                        bail!("claim {namespace}/{name}: no free device for request {wanted}")
-                    };
-                    node.clone_from(&device.node);
-                    results.push(json!({
-                        "request": wanted, "driver": device.driver, "pool": device.pool, "device": device.name,
-                    }));
-                }
-            }
-            claim["status"]["allocation"] =
-                json!({"devices": {"results": results}, "nodeSelector": node_selector(&node)});
-            inner.auth.bound.insert((node, namespace.to_owned(), name.to_owned()));
-            Ok((*inner.store.put(CLAIMS, claim)).clone())
-        })
+    /// A resource that is not served, or the server's refusal.
+    pub fn create(&self, group: &str, plural: &str, namespace: &str, object: &Value) -> anyhow::Result<Value> {
+        let resource = resource(group, plural).with_context(|| format!("{plural}.{group} is not served"))?;
+        let target = Target {
+            resource,
+            verb: "create".to_owned(),
+            namespace: namespace.to_owned(),
+            name: String::new(),
+            subresource: String::new(),
+        };
+        let write = Write {
+            target: &target,
+            who: Some(&Who::Admin),
+            query: &Query::default(),
+            content_type: "application/json",
+            body: &object.to_string().into_bytes(),
+        };
+        let made = self.shared.update(|inner| inner.write(&write));
+        made.map(|(_, stored)| stored).map_err(|failure| anyhow::anyhow!("{}", failure.message))
+    }
+
+    /// Makes a claim from a stored template, as the controller does for a pod.
+    ///
+    /// # Errors
+    /// No such template, or the server's refusal.
+    pub fn claim_from_template(&self, namespace: &str, template: &str, name: &str) -> anyhow::Result<Value> {
+        let found = self.object("resourceclaimtemplates", namespace, template);
+        let found = found.with_context(|| format!("there is no template {namespace}/{template}"))?;
+        let claim = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"namespace": namespace, "name": name}, "spec": found["spec"]["spec"],
+        });
+        self.create("resource.k8s.io", CLAIMS, namespace, &claim)
     }
 
     /// Stores any object as it is (classes, templates, pods, nodes), without validation; for setting the stage.
@@ -268,56 +276,4 @@ impl ApiServer {
             (*inner.store.put(resource.plural, object)).clone()
         }))
     }
-}
-
-struct Free {
-    node: String,
-    driver: String,
-    pool: String,
-    name: String,
-}
-
-fn free_devices(inner: &Inner) -> Vec<Free> {
-    let slices: Vec<&Arc<Value>> = inner.store.list("resourceslices", None).collect();
-    let pool_of = |s: &Value| {
-        (
-            s.pointer("/spec/driver").cloned().unwrap_or_default(),
-            s.pointer("/spec/pool/name").cloned().unwrap_or_default(),
-        )
-    };
-    let number = |s: &Value, name: &str| s.pointer(&format!("/spec/pool/{name}")).and_then(Value::as_i64).unwrap_or(0);
-    let mut used = BTreeSet::new();
-    for claim in inner.store.list(CLAIMS, None) {
-        let results = claim.pointer("/status/allocation/devices/results").and_then(Value::as_array);
-        for result in results.into_iter().flatten().filter(|r| r.get("adminAccess") != Some(&json!(true))) {
-            used.insert(["driver", "pool", "device"].map(|n| text(result, n).unwrap_or_default().to_owned()));
-        }
-    }
-    let mut free = Vec::new();
-    for slice in &slices {
-        let peers: Vec<&&Arc<Value>> = slices.iter().filter(|s| pool_of(s) == pool_of(slice)).collect();
-        let newest = peers.iter().map(|s| number(s, "generation")).max().unwrap_or(0);
-        let current = peers.iter().filter(|s| number(s, "generation") == newest).count();
-        let complete = i64::try_from(current).is_ok_and(|c| c == number(slice, "resourceSliceCount"));
-        if number(slice, "generation") != newest || !complete {
-            continue;
-        }
-        let at = |path: &str| slice.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        for device in list(&slice["spec"], "devices") {
-            let whole = device.pointer("/attributes/type/string").and_then(Value::as_str) == Some("npu");
-            let tainted =
-                list(device, "taints").iter().any(|t| matches!(text(t, "effect"), Some("NoSchedule" | "NoExecute")));
-            let one = Free {
-                node: at("/spec/nodeName"),
-                driver: at("/spec/driver"),
-                pool: at("/spec/pool/name"),
-                name: text(device, "name").unwrap_or_default().to_owned(),
-            };
-            let key = [one.driver.clone(), one.pool.clone(), one.name.clone()];
-            if whole && !tainted && !used.contains(&key) {
-                free.push(one);
-            }
-        }
-    }
-    free
 }

@@ -13,8 +13,10 @@
 //! | `schema`, `gates`, `validate`, `validate_claim`, `names`, `quantity` | decode, drop, refuse |
 //! | `store`, `watch` | objects, versions, watches |
 //! | `faults`, `record` | orders to fail, what came in |
-//! | `claims` | what scheduler, kubelet and users would do |
+//! | `policy` | the admission policy that reads a bare number of memory as MiB |
+//! | `claims`, `allocator` | what controllers, kubelet, users and the scheduler would do |
 
+mod allocator;
 mod auth;
 mod claims;
 mod faults;
@@ -23,6 +25,7 @@ mod kubeconfig;
 mod names;
 mod ops;
 mod patch;
+mod policy;
 mod quantity;
 mod record;
 mod routes;
@@ -87,6 +90,8 @@ struct Inner {
     tls: Arc<rustls::ServerConfig>,
     /// Offered to new connections.
     http2: bool,
+    /// Whether the shipped admission policy is installed.
+    memory_policy: bool,
 }
 
 /// What the server's tasks share.
@@ -213,6 +218,7 @@ impl ApiServer {
             gone_as: GoneAs::default(),
             tls,
             http2: true,
+            memory_policy: false,
         };
         let shared = Arc::new(Shared {
             inner: Mutex::new(inner),
@@ -264,6 +270,11 @@ impl ApiServer {
     pub fn upgrade(&self, release: Release) {
         self.shared.update(|inner| inner.rules = Rules::of(release));
         self.cut_watches();
+    }
+
+    /// Installs, or removes, the shipped admission policy that reads a bare `memCapacity` as MiB.
+    pub fn set_memory_policy(&self, installed: bool) {
+        self.shared.update(|inner| inner.memory_policy = installed);
     }
 
     // Faults.

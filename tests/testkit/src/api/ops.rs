@@ -1,6 +1,6 @@
 //! Create, update, patch, delete: what happens to an object between the wire and the store.
 //!
-//! The order is the API server's: decode and default, drop gated fields, validate, store. A dry run stops before the last step.
+//! The order is the API server's: decode and default, mutate by policy, drop gated fields, validate, store. A dry run stops before the last step.
 
 use std::{sync::Arc, time::Instant};
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{
     Inner,
     auth::{Who, admit_slice as admit},
-    patch,
+    patch, policy,
     routes::{Query, Target},
     schema,
     selector::Selector,
@@ -302,6 +302,9 @@ impl Inner {
         let mut object = decoded.unwrap_or_else(|| json!({}));
         object["apiVersion"] = json!(resource.api_version());
         object["kind"] = json!(resource.kind);
+        if self.memory_policy && matches!(resource.plural, "resourceclaims" | "resourceclaimtemplates") {
+            policy::bare_memory_to_mebi(&mut object, old);
+        }
         let causes = match resource.plural {
             "resourceslices" => {
                 self.rules.drop_from_slice(&mut object, old);

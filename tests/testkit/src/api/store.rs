@@ -185,19 +185,24 @@ impl Store {
 
     /// A new uid, unique within this server and unlike those of another one in this process.
     pub(crate) fn uid(&mut self) -> String {
-        use std::hash::{BuildHasher as _, RandomState};
         self.uids += 1;
-        let a = RandomState::new().hash_one(self.uids);
-        let b = RandomState::new().hash_one(a);
-        format!(
-            "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
-            a >> 32,
-            (a >> 16) & 0xffff,
-            a & 0xfff,
-            b >> 52,
-            b & 0xffff_ffff_ffff
-        )
+        random_uid(self.uids)
     }
+}
+
+/// A random UUID; a number can be mixed in.
+pub(crate) fn random_uid(number: u64) -> String {
+    use std::hash::{BuildHasher as _, RandomState};
+    let a = RandomState::new().hash_one(number);
+    let b = RandomState::new().hash_one(a);
+    format!(
+        "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}",
+        a >> 32,
+        (a >> 16) & 0xffff,
+        a & 0xfff,
+        b >> 52,
+        b & 0xffff_ffff_ffff
+    )
 }
 
 /// A text of `metadata`, empty if absent.

@@ -1,0 +1,145 @@
+//! `testkit demo` and `testkit sandbox`: the real daemon on a simulated node, for people without hardware.
+
+mod show;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The real npu-dra on a simulated node with eight Ascend 910B4.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the main job step by step and check that nothing is left
+    Demo,
+    /// Keep a simulated node up until Ctrl-C
+    Sandbox,
+    /// Make a claim in a sandbox and prepare it, as scheduler and kubelet do
+    Prepare {
+        /// Name of the claim; one that exists is prepared again
+        #[arg(value_name = "CLAIM")]
+        claim: String,
+        /// Part of a card by memory: 10000 (MiB), 8Gi; a whole card without it
+        #[arg(long, value_name = "QUANTITY")]
+        memory: Option<String>,
+        /// Number of devices
+        #[arg(long, default_value_t = 1)]
+        count: u32,
+        /// Class of the devices
+        #[arg(long, default_value = "npu.huawei.com")]
+        class: String,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
+    /// Release a claim in a sandbox, as kubelet does when its pod ends, and delete it
+    Unprepare {
+        /// Name of the claim
+        #[arg(value_name = "CLAIM")]
+        claim: String,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
+    /// Give an NPU of a sandbox another state of health
+    Health {
+        /// Its physical id: N of /dev/davinciN
+        #[arg(value_name = "NPU")]
+        npu: u32,
+        /// The state that the chip reports
+        #[arg(value_enum)]
+        level: Level,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Sandbox {
+    /// Directory of the sandbox
+    #[arg(long = "sandbox", value_name = "DIR", env = "TESTKIT_SANDBOX")]
+    dir: PathBuf,
+}
+
+/// What a chip says of itself.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Level {
+    Ok,
+    Minor,
+    Major,
+    Critical,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("testkit: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let until_stopped = matches!(cli.command, Command::Sandbox);
+    // Whatever ends the work, its processes and directories go with it.
+    let outcome = runtime.block_on(async {
+        let mut interrupts = signal(SignalKind::interrupt())?;
+        let mut ends = signal(SignalKind::terminate())?;
+        let mut hang_ups = signal(SignalKind::hangup())?;
+        tokio::select! {
+            outcome = work(cli.command) => outcome,
+            _ = interrupts.recv() => anyhow::bail!(Stopped("Ctrl-C")),
+            _ = ends.recv() => anyhow::bail!(Stopped("SIGTERM")),
+            _ = hang_ups.recv() => anyhow::bail!(Stopped("SIGHUP")),
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if until_stopped && error.is::<Stopped>() => {
+            eprintln!("\n{error}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("\ntestkit: {error:#}");
+            ExitCode::from(if error.is::<Stopped>() { 130 } else { 1 })
+        }
+    }
+}
+
+async fn work(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Demo => show::demo::run().await,
+        Command::Sandbox => show::sandbox::run().await,
+        Command::Prepare { claim, memory, count, class, sandbox } => {
+            let wanted = show::sandbox::Wanted { claim, memory, count, class };
+            show::sandbox::prepare(&sandbox.dir, wanted).await
+        }
+        Command::Unprepare { claim, sandbox } => show::sandbox::unprepare(&sandbox.dir, &claim).await,
+        Command::Health { npu, level, sandbox } => show::sandbox::health(
+            &sandbox.dir,
+            npu,
+            match level {
+                Level::Ok => 0,
+                Level::Minor => 1,
+                Level::Major => 2,
+                Level::Critical => 3,
+            },
+        ),
+    }
+}
+
+/// Somebody ended the program before it was done.
+#[derive(Debug)]
+struct Stopped(&'static str);
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ended by {}; processes and files of the simulated node are removed", self.0)
+    }
+}
+
+impl std::error::Error for Stopped {}

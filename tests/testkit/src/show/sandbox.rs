@@ -1,0 +1,233 @@
+//! `testkit sandbox`: a simulated node that stays up, and the commands that act on it as scheduler and kubelet do.
+//!
+//! The commands reach the sandbox by a socket in its directory: one JSON line asks, one JSON line answers. Preparing and
+//! releasing goes from the command to the daemon's own socket, in kubelet's protocol.
+
+use std::{path::Path, process::ExitStatus};
+
+use anyhow::{Context as _, bail};
+use dcmi::world::World;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use testkit::{
+    api::{How, Who},
+    kubelet::client::{Claim, DraClient, DraVersion},
+    node::{DRIVER, SOON},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{UnixListener, UnixStream},
+};
+
+use super::{GROUP, Stage, named, say};
+
+const NAMESPACE: &str = "default";
+const SOCKET: &str = "run/sandbox.sock";
+
+/// A claim that is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    /// Its name.
+    pub(crate) claim: String,
+    /// Memory, as a quantity; none for whole cards.
+    pub(crate) memory: Option<String>,
+    /// Number of devices.
+    pub(crate) count: u32,
+    /// Class.
+    pub(crate) class: String,
+}
+
+/// What a command asks of the sandbox.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Order {
+    /// Make this claim and allocate it; one that exists is given as it is.
+    Claim(Wanted),
+    /// Find a claim.
+    Find(String),
+    /// Delete a claim.
+    Delete(String),
+}
+
+/// Keeps a node up until it is ended.
+pub(crate) async fn run() -> anyhow::Result<()> {
+    let mut stage = Stage::new().await?;
+    let listener = UnixListener::bind(stage.node.dir().join(SOCKET)).context("cannot listen in the sandbox")?;
+    let admin = stage.api.kubeconfig(&stage.node.dir().join("admin"), &Who::Admin, How::Certificate)?;
+    stage.start(&[]).await?;
+    guide(&stage, &admin.path);
+    loop {
+        tokio::select! {
+            connection = listener.accept() => {
+                let (stream, _) = connection.context("the sandbox's socket failed")?;
+                // A command that goes away, or sends what is no order, harms nobody.
+                let _ = serve(&stage, stream).await;
+            }
+            status = ended(&mut stage) => {
+                let status = status?;
+                say(format!("\nthe daemon ended ({status}); its log ends with\n{}", stage.end_of_log()));
+                say("it is started again, as systemd would do");
+                stage.start(&[]).await?;
+            }
+        }
+    }
+}
+
+/// Waits until the daemon has ended.
+async fn ended(stage: &mut Stage) -> anyhow::Result<ExitStatus> {
+    let daemon = stage.daemon.as_mut().context("no daemon runs")?;
+    loop {
+        if let Some(status) = daemon.exit_status()? {
+            return Ok(status);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await; // waits: for the daemon's end
+    }
+}
+
+/// Tells a reader where things are and what to try.
+fn guide(stage: &Stage, kubeconfig: &Path) {
+    let dir = stage.node.dir().display();
+    let testkit = stage.program("testkit").display().to_string();
+    let npuctl = stage.program("npuctl").display().to_string();
+    let socket = stage.node.admin_socket().display().to_string();
+    let pid = stage.daemon.as_ref().map_or(0, testkit::node::Daemon::pid);
+    let url = stage.api.url();
+    say(format!(
+        "A simulated node with 8 Ascend 910B4 is up: npu-dra runs (pid {pid}). Ctrl-C ends it and removes everything.
+
+  {dir}/logs       the daemon's log
+  {dir}/state      claim records
+  {dir}/cdi        CDI files
+  {dir}/host       what the daemon takes for the host (/dev, /sys, /etc)
+  {dir}/world      the NPUs, as the simulated libdcmi.so sees them
+  {dir}/kubelet    kubelet's sockets
+  API server 1.36: {url}, kubeconfig {kubeconfig}
+
+Look (in another terminal):
+  {npuctl} --socket {socket} devices
+  {npuctl} --socket {socket} status
+  kubectl --kubeconfig {kubeconfig} get resourceslices -o yaml
+
+Prepare claims as scheduler and kubelet do, and release them:
+  export TESTKIT_SANDBOX={dir} NPUCTL_SOCKET={socket}
+  {testkit} prepare a                   # one whole NPU
+  {testkit} prepare b --count 2
+  {npuctl} claims list
+  cat {dir}/cdi/*
+  kill -9 {pid}                         # nothing is lost; it is started again
+  {testkit} prepare a                   # the same answer
+  {testkit} unprepare a
+
+Break something:
+  {testkit} health 3 critical           # npu-3 is tainted; {testkit} health 3 ok ends it
+  echo '{{\"rules\": [{{\"function\": \"dcmi_get_device_health\", \"card\": 5, \"action\": \"hang\"}}]}}' > {dir}/world/faults.json
+  rm {dir}/world/faults.json",
+        kubeconfig = kubeconfig.display(),
+    ));
+}
+
+/// Answers one order.
+async fn serve(stage: &Stage, stream: UnixStream) -> anyhow::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut line = String::new();
+    tokio::time::timeout(SOON, BufReader::new(reader).read_line(&mut line)).await??;
+    let answer = match serde_json::from_str(&line).map_err(Into::into).and_then(|order| obey(stage, order)) {
+        Ok(claim) => json!({"ok": claim}),
+        Err(error) => json!({"error": format!("{error:#}")}),
+    };
+    writer.write_all(format!("{answer}\n").as_bytes()).await?;
+    Ok(())
+}
+
+fn obey(stage: &Stage, order: Order) -> anyhow::Result<Value> {
+    let find = |name: &str| {
+        let found = stage.api.claim(NAMESPACE, name);
+        found.with_context(|| format!("there is no claim {name}"))
+    };
+    match order {
+        Order::Find(name) => find(&name),
+        Order::Delete(name) => {
+            let claim = find(&name)?;
+            stage.api.delete_claim(NAMESPACE, &name);
+            Ok(claim)
+        }
+        Order::Claim(wanted) => {
+            if let Ok(claim) = find(&wanted.claim) {
+                return Ok(claim);
+            }
+            let mut exactly = json!({"deviceClassName": wanted.class, "count": wanted.count});
+            if let Some(memory) = wanted.memory {
+                exactly["capacity"] = json!({"requests": {"memCapacity": memory}});
+            }
+            let claim = json!({
+                "metadata": {"name": wanted.claim},
+                "spec": {"devices": {"requests": [{"name": "npu", "exactly": exactly}]}},
+            });
+            stage.api.create(GROUP, "resourceclaims", NAMESPACE, &claim)?;
+            stage.api.allocate(NAMESPACE, &wanted.claim).inspect_err(|_| {
+                stage.api.delete_claim(NAMESPACE, &wanted.claim);
+            })
+        }
+    }
+}
+
+/// Sends an order to a sandbox.
+async fn send(dir: &Path, order: &Order) -> anyhow::Result<Value> {
+    let path = dir.join(SOCKET);
+    let why = || format!("no sandbox at {}: is `testkit sandbox` running there?", path.display());
+    let stream = UnixStream::connect(&path).await.with_context(why)?;
+    let (reader, mut writer) = stream.into_split();
+    writer.write_all(format!("{}\n", serde_json::to_string(order)?).as_bytes()).await?;
+    let mut line = String::new();
+    tokio::time::timeout(SOON, BufReader::new(reader).read_line(&mut line)).await??;
+    let mut answer: Value = serde_json::from_str(&line).context("the sandbox gave no answer")?;
+    if let Some(error) = answer["error"].as_str() {
+        bail!("{error}");
+    }
+    Ok(answer["ok"].take())
+}
+
+async fn driver(dir: &Path) -> anyhow::Result<DraClient> {
+    let socket = dir.join("kubelet/plugins").join(DRIVER).join("dra@npu.sock");
+    let client = DraClient::connect(&socket, DraVersion::V1).await;
+    client.with_context(|| format!("the daemon does not answer at {}", socket.display()))
+}
+
+/// Makes a claim, lets it be allocated, and prepares it.
+pub(crate) async fn prepare(dir: &Path, wanted: Wanted) -> anyhow::Result<()> {
+    let stored = send(dir, &Order::Claim(wanted)).await?;
+    let claim: Claim = named(&stored)?;
+    say(format!("claim {}/{}, uid {}", claim.namespace, claim.name, claim.uid));
+    for result in stored["status"]["allocation"]["devices"]["results"].as_array().into_iter().flatten() {
+        let text = |name: &str| result[name].as_str().unwrap_or("-").to_owned();
+        let memory = result["consumedCapacity"]["memCapacity"].as_str().unwrap_or("all");
+        say(format!(
+            "allocated {} of pool {}, share {}, memory {memory}",
+            text("device"),
+            text("pool"),
+            text("shareID")
+        ));
+    }
+    let devices = driver(dir).await?.prepare_one(&claim).await.map_err(anyhow::Error::msg)?;
+    for device in devices {
+        say(format!("prepared {} as {}", device.device_name, device.cdi_device_ids.join(", ")));
+    }
+    Ok(())
+}
+
+/// Releases a claim and deletes it.
+pub(crate) async fn unprepare(dir: &Path, name: &str) -> anyhow::Result<()> {
+    let claim = named(&send(dir, &Order::Find(name.to_owned())).await?)?;
+    driver(dir).await?.unprepare_one(&claim).await.map_err(anyhow::Error::msg)?;
+    send(dir, &Order::Delete(name.to_owned())).await?;
+    say(format!("released claim {name}"));
+    Ok(())
+}
+
+/// Gives a chip another state of health.
+pub(crate) fn health(dir: &Path, npu: u32, level: u32) -> anyhow::Result<()> {
+    let world = World::open(dir.join("world")).with_context(|| format!("no sandbox at {}", dir.display()))?;
+    world.set_health(npu, level).with_context(|| format!("cannot change the health of NPU {npu}"))?;
+    say(format!("NPU {npu} reports health {level}"));
+    Ok(())
+}
