@@ -109,6 +109,7 @@ fn bench() -> anyhow::Result<bool> {
     let quick = env::var_os("BENCH_QUICK").is_some_and(|value| value == "1");
     let run = Run { budgets: Budgets::read()?, dir: directory(&base)?, quick };
     run.say(&format!("directory: {}, {}", run.dir.path().display(), floor::file_system(run.dir.path())?));
+    run.say(&load());
     if quick {
         run.say("BENCH_QUICK: fewer samples and shorter waits; this proves nothing");
     }
@@ -129,6 +130,16 @@ async fn finish(mut run: Run, wanted: &[String]) -> anyhow::Result<bool> {
     run.say(&table);
     run.say(&format!("bench: {verdict}{}", if run.quick { ", but quick: nothing is proven" } else { "" }));
     Ok(verdict.is_good() && !run.quick)
+}
+
+/// How busy the machine is. Work of others makes every time longer, most of all those of processors.
+fn load() -> String {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default();
+    let busy = u32::try_from(processors).is_ok_and(|processors| load > f64::from(processors) / 2.0);
+    let warning = if busy { ": others work here too, and times are longer for it" } else { "" };
+    format!("load: {load} on {processors} processors{warning}")
 }
 
 fn directory(base: &Path) -> anyhow::Result<TempDir> {

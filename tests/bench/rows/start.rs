@@ -41,7 +41,8 @@ pub(crate) async fn register(run: &mut Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From SIGKILL to the first answer of the next daemon, started at once: a prepare of a claim that was prepared.
+/// From SIGKILL to the first answer of the next daemon, started at once. A prepare is asked for as well: it waits for
+/// the scan, so it shows the vendor library's speed too.
 pub(crate) async fn killed(run: &mut Run) -> anyhow::Result<()> {
     let mut stage = Stage::run(&run.dir("killed"), CARDS).await?;
     let records = run.scaled(1000, 10);
