@@ -132,13 +132,20 @@ impl Publisher {
     pub(crate) async fn run(mut self) {
         let mut credentials = self.link.generation();
         loop {
-            // Until a first pool is wanted the inventory is unknown: what is published stays as it is.
-            if self.wanted.wait_for(Option::is_some).await.is_err() {
-                return;
-            }
             self.link.ready().await;
             credentials.borrow_and_update();
-            let error = match self.session(&mut credentials).await {
+            // What is wanted may depend on the gates, so they are probed before anything is.
+            let session = match if self.probe_due { self.probe().await } else { Ok(()) } {
+                Ok(()) => {
+                    // Until a first pool is wanted the inventory is unknown: what is published stays as it is.
+                    if self.wanted.wait_for(Option::is_some).await.is_err() {
+                        return;
+                    }
+                    self.session(&mut credentials).await
+                }
+                Err(error) => Err(error),
+            };
+            let error = match session {
                 Ok(End::Stop) => return,
                 Ok(End::Relist) => {
                     self.relists += 1;
@@ -198,9 +205,6 @@ impl Publisher {
 
     /// From the first look to the end of what can be relied on.
     async fn session(&mut self, credentials: &mut watch::Receiver<u64>) -> Result<End, ApiError> {
-        if self.probe_due {
-            self.probe().await?;
-        }
         let mut version = self.list().await?;
         let mut stream = match self.watch(&version).await {
             Ok(stream) => stream,
@@ -266,9 +270,9 @@ impl Publisher {
     }
 
     async fn probe(&mut self) -> Result<(), ApiError> {
-        let pool = self.wanted.borrow().as_ref().map(|pool| pool.name.to_string());
-        let Some(pool) = pool else { return Ok(()) };
-        let found = gates::probe(&self.link, self.driver.as_str(), self.node.as_str(), &pool).await?;
+        // Nothing is stored, so any name will do that keeps the rule.
+        let pool = self.node.as_str();
+        let found = gates::probe(&self.link, self.driver.as_str(), self.node.as_str(), pool).await?;
         self.probe_due = false;
         self.reduced.clear();
         // A 422 may have been another server's; what is refused for good is refused again.
