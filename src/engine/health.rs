@@ -1,6 +1,6 @@
 //! Keeps inventory, health and the published pool in step with the hardware.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
         recovered: false,
         choice: None,
         kept: Kept::default(),
+        unread: BTreeMap::new(),
     };
     let mut kept = core.api.kept();
     loop {
@@ -65,6 +66,8 @@ struct Turn {
     recovered: bool,
     choice: Option<Choice>,
     kept: Kept,
+    /// Why cards cannot be read, by physical id: each reason is said once.
+    unread: BTreeMap<u32, Fault>,
 }
 
 impl Turn {
@@ -79,7 +82,7 @@ impl Turn {
             }
         }
         if self.recovered && self.fault.is_none() {
-            read_cards(core).await;
+            read_cards(core, &mut self.unread).await;
         }
         self.choose(core).await;
         self.publish(core);
@@ -124,7 +127,7 @@ impl Turn {
                     }
                     settle(core, change).await;
                     if !self.recovered {
-                        read_cards(core).await;
+                        read_cards(core, &mut self.unread).await;
                         claims::recover(core).await;
                         self.recovered = true;
                     }
@@ -165,15 +168,23 @@ impl Turn {
 }
 
 /// Reads the cards that can be cut, except those that a claim is working on.
-async fn read_cards(core: &Arc<Core>) {
+async fn read_cards(core: &Arc<Core>, unread: &mut BTreeMap<u32, Fault>) {
     if !core.wish.enabled && !core.state.has_parts() {
         return;
     }
     for (card, physical_id) in core.state.cuttable() {
         let Some(_lock) = core.cards.try_lock(&card) else { continue };
         match core.backend.card(physical_id).await {
-            Ok(reading) => settle(core, core.state.read_card(&card, reading)).await,
-            Err(fault) => warn!(physical_id, fault = %fault, "a card's vNPUs cannot be read; its last reading stays"),
+            Ok(reading) => {
+                unread.remove(&physical_id);
+                settle(core, core.state.read_card(&card, reading)).await;
+            }
+            Err(fault) => {
+                if unread.get(&physical_id) != Some(&fault) {
+                    warn!(physical_id, fault = %fault, "a card's vNPUs cannot be read; its last reading stays");
+                }
+                unread.insert(physical_id, fault);
+            }
         }
     }
 }

@@ -673,6 +673,11 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(session.scan(), Err(fault.clone()), "no second child starts");
             assert_eq!(session.health(), Err(fault.clone()));
+            assert_eq!(session.card(0), Err(fault.clone()), "work on vnpus fails at once");
+            assert_eq!(session.create(0, "vir05_1c_8g", 100), Err(fault.clone()));
+            assert_eq!(session.destroy(0, 100), Err(fault.clone()));
+            assert_eq!(session.vendor(), Err(fault.clone()));
+            assert_eq!(session.set_replay(false), Err(fault.clone()));
         }
         assert_eq!(session.shared.status.lock().unwrap().state, "hung");
         freed.store(true, Ordering::Relaxed);

@@ -365,6 +365,24 @@ async fn a_mode_that_cannot_be_read_is_unknown() {
     }
 }
 
+#[tokio::test]
+async fn a_mode_call_that_hangs_ends_at_its_deadline() {
+    for function in [MODE, REPLAY, SET_REPLAY] {
+        let node = Dcmi::with(Profile::Many(2), |settings| {
+            (settings.timing.read, settings.timing.cut) = (Duration::from_secs(2), Duration::from_secs(2));
+        });
+        scanned(node.backend()).await;
+        plant(&node, Planted::new(function, Action::Hang).times(1));
+        let said = match function {
+            SET_REPLAY => why(node.backend().set_replay(false).await),
+            _ => why(node.backend().vendor().await),
+        };
+        assert!(said.contains(function) && said.contains("no answer"), "{said}");
+        assert_eq!(node.backend().vendor().await.unwrap().replay, Some(true));
+        assert_eq!(node.backend().set_replay(false).await, Ok(()));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_slice_that_takes_long_delays_reads_and_does_not_fail_them() {
     let node = Dcmi::with(Profile::Many(4), |settings| settings.timing.read = Duration::from_secs(1));

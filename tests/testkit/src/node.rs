@@ -75,8 +75,10 @@ impl Node {
             Ok(world) => world,
             Err(_) => World::create(dir.join("world"), profile).context("cannot make the world of NPUs")?,
         };
-        let dev = dir.join("host/dev");
-        world.edit(|data| data.dev_dir.clone_from(&dev)).context("cannot name the world's directory of nodes")?;
+        let (dev, list) = (dir.join("host/dev"), dir.join("host/etc/vnpu.cfg"));
+        world
+            .edit(|data| (data.dev_dir, data.vnpu_cfg) = (dev, list))
+            .context("cannot tell the world where the host's files are")?;
         let node = Self { dir: dir.to_owned(), temporary: None, world, kubeconfig: None, daemons: AtomicU32::new(0) };
         node.install()?;
         node.sync_host()?;
