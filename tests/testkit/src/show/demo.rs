@@ -5,17 +5,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use testkit::{
+    api::DeviceResult,
     kubelet::client::Claim,
-    node::{DRIVER, NODE, SOON, until},
+    node::{DRIVER, NODE, POOL, SOON, until},
 };
 
-use super::{NAMESPACE, Stage, cards, entries, heading, millis, named, narrow, quote, say};
+use super::{GROUP, NAMESPACE, SAMPLE_MEMORY, Stage, cards, entries, heading, millis, named, narrow, quote, say};
 
 /// A demo that takes longer hangs.
 const LONGEST: Duration = Duration::from_mins(3);
+const HARD_VNPU: &str = "--enable-hard-vnpu=true";
 
 /// Runs all steps; the last line is `demo: ok`, or the error tells what was wrong and what was left.
 pub(crate) async fn run() -> anyhow::Result<()> {
@@ -43,15 +45,17 @@ async fn steps(stage: &mut Stage) -> anyhow::Result<()> {
         "A node with 8 Ascend 910B4 of 32 GB, kubelet and a Kubernetes 1.36 API server (simulated); npu-dra (real)",
     );
     let start = Instant::now();
-    say("$ npu-dra");
-    stage.start(&[]).await?;
+    say(format!("$ npu-dra {HARD_VNPU}"));
+    stage.start(&[HARD_VNPU]).await?;
     say(format!("  registered with kubelet and published after {}", millis(start.elapsed())));
     published(stage)?;
     stage.npuctl(&["devices"]).await?;
 
-    let whole = whole_npu(stage).await?;
-    crash(stage, &whole).await?;
-    release(stage, &[&whole.claim]).await?;
+    let mut held = vec![whole_npu(stage).await?, part_of_an_npu(stage).await?];
+    crash(stage, &held).await?;
+    held.extend(four_on_one_card(stage).await?);
+    no_room(stage).await?;
+    release(stage, &held).await?;
     finish(stage).await
 }
 
@@ -74,27 +78,107 @@ async fn whole_npu(stage: &Stage) -> anyhow::Result<Prepared> {
     Ok(prepared)
 }
 
+/// The claim of the requirements: a bare number of MiB.
+async fn part_of_an_npu(stage: &Stage) -> anyhow::Result<Prepared> {
+    heading("A pod asks for a part of an NPU (packaging/manifests/sample-memory.yaml)");
+    let manifest = SAMPLE_MEMORY.split("---\n").find(|part| part.contains("kind: ResourceClaimTemplate"));
+    quote(manifest.context("the sample has no template")?);
+    let stored = stage.api.claim_from_template(NAMESPACE, "npu-claim-template", "infer")?;
+    let memory = &stored["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memCapacity"];
+    say(format!("  stored, after the shipped policy gave the number its unit: memCapacity {memory}"));
+    ensure!(memory == "10000Mi", "the claim asks for {memory}");
+    let prepared = allocate_and_prepare(stage, "infer").await?;
+    let table = stage.npuctl(&["vnpu", "list"]).await?;
+    ensure!(table.contains("vir10_3c_16g"), "npuctl vnpu list has no vir10_3c_16g");
+    let vnpus = stage.node.world().vnpus()?;
+    let [vnpu] = &vnpus[..] else { bail!("the node has {} vNPUs instead of one", vnpus.len()) };
+    ensure!(vnpu.template == "vir10_3c_16g", "the node has a vNPU of template {}", vnpu.template);
+    let node = cdi_device_nodes(stage, &prepared.claim)?;
+    say(format!("  the container gets {node}"));
+    let host = format!("\"hostPath\":\"/dev/vdavinci{}\"", vnpu.id);
+    ensure!(node.contains(&host), "the CDI file has no {host}");
+    Ok(prepared)
+}
+
+/// Fills one card with four quarters.
+async fn four_on_one_card(stage: &Stage) -> anyhow::Result<Vec<Prepared>> {
+    heading("Four pods ask for 8Gi each of one card, npu-2");
+    let mut held = Vec::new();
+    for name in ["quarter-1", "quarter-2", "quarter-3", "quarter-4"] {
+        stage.api.create(GROUP, "resourceclaims", NAMESPACE, &quarter(name))?;
+        held.push(allocate_and_prepare(stage, name).await?);
+    }
+    stage.npuctl(&["vnpu", "list"]).await?;
+    let vnpus = stage.node.world().vnpus()?;
+    let quarters = vnpus.iter().filter(|vnpu| vnpu.phy == 2 && vnpu.template == "vir05_1c_8g").count();
+    ensure!(
+        quarters == 4 && vnpus.len() == 5,
+        "the node has {} vNPUs, {quarters} of them quarters of npu-2",
+        vnpus.len()
+    );
+    Ok(held)
+}
+
+/// A claim for 8Gi of the card with physical id 2.
+fn quarter(name: &str) -> Value {
+    let card = "device.driver == \"npu.huawei.com\" && device.attributes[\"npu.huawei.com\"].physicalId == 2";
+    json!({
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "npu", "exactly": {
+            "deviceClassName": DRIVER, "selectors": [{"cel": {"expression": card}}],
+            "capacity": {"requests": {"memCapacity": "8Gi"}},
+        }}]}},
+    })
+}
+
+/// One more finds no room, neither with the scheduler nor, if the scheduler were wrong, with the driver.
+async fn no_room(stage: &Stage) -> anyhow::Result<()> {
+    heading("A fifth pod asks for 8Gi of the same card");
+    let fifth = "quarter-5";
+    stage.api.create(GROUP, "resourceclaims", NAMESPACE, &quarter(fifth))?;
+    let Err(refusal) = stage.api.allocate(NAMESPACE, fifth) else { bail!("the scheduler gave more than there is") };
+    say(format!("  scheduler: {refusal:#}"));
+    let before = (stage.node.world().vnpus()?, cdi_texts(stage)?);
+    let result = DeviceResult::new("npu", DRIVER, POOL, "npu-2")
+        .share("5b9c3a52-7a5e-4b8e-9f57-d0f1a2b3c4d5")
+        .consumes("memCapacity", "8Gi");
+    let request = quarter(fifth)["spec"]["devices"]["requests"][0].take();
+    let forced = stage.api.claim_builder(NAMESPACE, fifth).raw_request(request).result(result).node(NODE).store();
+    let claim = named(&forced)?;
+    say("  the same, allocated by force:");
+    let Err(refusal) = stage.prepare(&claim).await else { bail!("the driver cut more than there is") };
+    say(format!("  kubelet: NodePrepareResources({fifth}) failed: {refusal}"));
+    ensure!((stage.node.world().vnpus()?, cdi_texts(stage)?) == before, "the refused claim left something");
+    stage.unprepare(&claim).await.map_err(anyhow::Error::msg)?;
+    stage.api.delete_claim(NAMESPACE, fifth);
+    Ok(())
+}
+
 /// Kills the daemon and compares what is there before and after.
-async fn crash(stage: &mut Stage, prepared: &Prepared) -> anyhow::Result<()> {
+async fn crash(stage: &mut Stage, held: &[Prepared]) -> anyhow::Result<()> {
     heading("The daemon is killed, and started again");
     let before = (stage.ask(&["claims", "list", "-o", "json"]).await?, cdi_texts(stage)?);
+    let vnpus = stage.node.world().vnpus()?;
     let daemon = stage.daemon.as_mut().context("no daemon runs")?;
     say(format!("$ kill -9 {}", daemon.pid()));
     daemon.kill()?;
     ensure!(cdi_texts(stage)? == before.1, "the crash changed a CDI file");
-    say("  the CDI file is still there: a container of the pod can be started all the time");
+    say("  the CDI files are still there: containers of the pods can be started all the time");
     let start = Instant::now();
-    say("$ npu-dra");
-    stage.start(&[]).await?;
+    say(format!("$ npu-dra {HARD_VNPU}"));
+    stage.start(&[HARD_VNPU]).await?;
     say(format!("  registered with kubelet again after {}", millis(start.elapsed())));
     let after = stage.ask(&["claims", "list", "-o", "json"]).await?;
     ensure!(without_times(&after)? == without_times(&before.0)?, "the claims changed:\n{}\n{after}", before.0);
     stage.npuctl(&["claims", "list"]).await?;
     ensure!(cdi_texts(stage)? == before.1, "the start changed a CDI file");
-    let again = stage.prepare(&prepared.claim).await.map_err(anyhow::Error::msg)?;
-    ensure!(again == prepared.devices, "prepared again, kubelet is told {again:?} instead of {:?}", prepared.devices);
+    for prepared in held {
+        let (name, again) = (&prepared.claim.name, stage.prepare(&prepared.claim).await.map_err(anyhow::Error::msg)?);
+        ensure!(again == prepared.devices, "for {name} kubelet is told {again:?} instead of {:?}", prepared.devices);
+    }
     ensure!(cdi_texts(stage)? == before.1, "preparing again changed a CDI file");
-    say("  same claim, same CDI file; kubelet prepares it again and gets the same answer");
+    ensure!(stage.node.world().vnpus()? == vnpus, "the vNPUs changed");
+    say("  same claims, same CDI files, same vNPUs; kubelet prepares again and gets the same answers");
     Ok(())
 }
 
@@ -116,14 +200,15 @@ async fn allocate_and_prepare(stage: &Stage, name: &str) -> anyhow::Result<Prepa
 }
 
 /// Releases claims as kubelet does when their pods have ended.
-async fn release(stage: &Stage, claims: &[&Claim]) -> anyhow::Result<()> {
+async fn release(stage: &Stage, held: &[Prepared]) -> anyhow::Result<()> {
     heading("The pods end");
-    for claim in claims {
+    for Prepared { claim, .. } in held {
         stage.unprepare(claim).await.map_err(anyhow::Error::msg)?;
         say(format!("  kubelet: NodeUnprepareResources({}) = ok", claim.name));
         ensure!(stage.api.delete_claim(&claim.namespace, &claim.name), "claim {} is gone already", claim.name);
     }
     stage.npuctl(&["claims", "list"]).await?;
+    stage.npuctl(&["vnpu", "list"]).await?;
     Ok(())
 }
 
@@ -185,6 +270,15 @@ fn show_cdi(stage: &Stage, claim: &Claim) -> anyhow::Result<()> {
     let value: Value = serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
     quote(&narrow(&value, 0));
     Ok(())
+}
+
+/// The device nodes of a claim's devices, on one line.
+fn cdi_device_nodes(stage: &Stage, claim: &Claim) -> anyhow::Result<String> {
+    let texts = cdi_texts(stage)?;
+    let text = texts.iter().find(|(name, _)| name.contains(&claim.uid)).context("the claim has no CDI file")?;
+    let value: Value = serde_json::from_str(&text.1).context("the CDI file is no JSON")?;
+    let devices = value["devices"].as_array().into_iter().flatten();
+    Ok(devices.map(|device| device["containerEdits"]["deviceNodes"].to_string()).collect::<Vec<_>>().join(" "))
 }
 
 /// All CDI files, by name, with their text.

@@ -8,7 +8,7 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::Stdio,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -90,11 +90,22 @@ impl Stage {
         self.programs.join(name)
     }
 
-    /// Starts the daemon and waits until kubelet has taken it in and the cards are published.
+    /// Starts the daemon and waits until kubelet has taken it in, the hardware is read and the cards are published.
     async fn start(&mut self, flags: &[&str]) -> anyhow::Result<()> {
         let command = self.node.daemon_with(self.program("npu-dra"), flags);
         self.daemon = Some(self.node.start_registered(command, &self.kubelet).await?);
+        let end = Instant::now() + SOON;
+        while !self.is_recovered().await? {
+            ensure!(Instant::now() < end, "the daemon has not recovered after {SOON:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await; // waits: for the first scan
+        }
         self.wait_published(8).await
+    }
+
+    /// Whether the daemon has compared its records with the hardware.
+    async fn is_recovered(&self) -> anyhow::Result<bool> {
+        let status: Value = serde_json::from_str(&self.ask(&["status", "-o", "json"]).await?)?;
+        Ok(status["items"][0]["daemon"]["recovered"] == true)
     }
 
     /// Waits until the slices offer this many NPUs.

@@ -54,7 +54,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let mut stage = Stage::new().await?;
     let listener = UnixListener::bind(stage.node.dir().join(SOCKET)).context("cannot listen in the sandbox")?;
     let admin = stage.api.kubeconfig(&stage.node.dir().join("admin"), &Who::Admin, How::Certificate)?;
-    stage.start(&[]).await?;
+    stage.start(&["--enable-hard-vnpu=true"]).await?;
     guide(&stage, &admin.path);
     loop {
         tokio::select! {
@@ -67,7 +67,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
                 let status = status?;
                 say(format!("\nthe daemon ended ({status}); its log ends with\n{}", stage.end_of_log()));
                 say("it is started again, as systemd would do");
-                stage.start(&[]).await?;
+                stage.start(&["--enable-hard-vnpu=true"]).await?;
             }
         }
     }
@@ -111,7 +111,9 @@ Look (in another terminal):
 Prepare claims as scheduler and kubelet do, and release them:
   export TESTKIT_SANDBOX={dir} NPUCTL_SOCKET={socket}
   {testkit} prepare a                   # one whole NPU
-  {testkit} prepare b --count 2
+  {testkit} prepare b --memory 10000    # about 10 GiB: a vNPU of template vir10_3c_16g
+  {testkit} prepare c --memory 8Gi
+  {npuctl} vnpu list
   {npuctl} claims list
   cat {dir}/cdi/*
   kill -9 {pid}                         # nothing is lost; it is started again
