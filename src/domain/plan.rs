@@ -254,14 +254,23 @@ pub fn prepare(world: World<'_>, claim: &AllocatedClaim) -> Result<Prepare, Refu
 
 /// What follows when the vNPUs of an intent are made: `read` has each one as it was read back, by device of the record.
 ///
-/// One of the wrong template or size is refused; its maker destroys all of them again.
-pub fn made(intent: &Record, read: &[(usize, VnpuReading)]) -> Result<(Record, Vec<Step>), Refusal> {
+/// One of the wrong template or size is refused, and so is one under an id that another claim's record names (a library
+/// that ignores the wanted id can do that): the other's unprepare would destroy it. Its maker destroys all of them again.
+pub fn made(ledger: &Ledger, intent: &Record, read: &[(usize, VnpuReading)]) -> Result<(Record, Vec<Step>), Refusal> {
     let mut record = intent.clone();
     for (index, reading) in read {
         let uid = &record.claim.uid;
         let Some(holding) = record.devices.get_mut(*index) else { continue };
         let (device, name) = (holding.device.clone(), cut_name(uid, &holding.stable_id, reading.id));
         let Some(cut) = &mut holding.cut else { continue };
+        let names = |other: &&Record| {
+            other.claim.uid != *uid
+                && other.devices.iter().any(|holding| holding.cut.as_ref().is_some_and(|cut| cut.id == reading.id))
+        };
+        if let Some(holder) = ledger.owners(&holding.stable_id).find(names) {
+            let (claim, holder, id) = (intent.claim.clone(), holder.claim.clone(), reading.id);
+            return Err(Refusal::IdTaken { claim, device, id, holder });
+        }
         if !reading.is_of(&cut.template) || !vnpu::is_size_of(reading.memory, cut.memory) {
             let shown = |template: &str, memory: u64| format!("{template} with {}", Quantity::bytes(memory));
             let wanted = shown(&cut.template, cut.memory);
@@ -506,7 +515,7 @@ fn part(
     }
     let here = |holding: &&Holding| holding.stable_id == npu.stable_id;
     let planned: Vec<_> = earlier.iter().filter(here).filter_map(|holding| holding.cut.as_ref()).collect();
-    let named = world.ledger.cut_ids(&npu.stable_id, None);
+    let named = world.ledger.cut_ids(&npu.stable_id);
     let foreign: Vec<_> = reading.ids().into_iter().filter(|id| !named.contains(id)).collect();
     if !foreign.is_empty() {
         let why = format!("it has vNPUs that are not ours: {}", id_text(&foreign));
@@ -683,6 +692,14 @@ pub enum Verdict {
     Disputed(Vec<u32>),
 }
 
+/// Ids that vNPUs of other claims have on a card since this boot. What a record of an earlier boot names did not outlive
+/// it, and is made anew, or adopted, under a record of this one.
+pub fn named_by_others(ledger: &Ledger, node: &Node, card: &StableId, but: &ClaimUid) -> BTreeSet<u32> {
+    let others = ledger.owners(card).filter(|record| record.claim.uid != *but && record.boot_id == node.boot_id);
+    let holdings = others.flat_map(|record| &record.devices).filter(|holding| holding.stable_id == *card);
+    holdings.filter_map(|holding| holding.cut.as_ref()).map(|cut| cut.id).collect()
+}
+
 /// Finds a record's vNPU on its card. `named` are the ids that other records name.
 pub fn verdict(cut: &Cut, reading: &CardReading, named: &BTreeSet<u32>) -> Verdict {
     if let Some(found) = reading.vnpu(cut.id) {
@@ -804,7 +821,7 @@ fn rebuild(world: World<'_>, file: &FoundFile) -> Option<Record> {
 /// A vNPU that a CDI file names and no record does, as it is on the card.
 fn found_cut(world: World<'_>, npu: &Npu, id: u32) -> Option<Cut> {
     let found = world.readings.get(&npu.stable_id)?.vnpu(id)?;
-    if world.ledger.cut_ids(&npu.stable_id, None).contains(&id) {
+    if world.ledger.cut_ids(&npu.stable_id).contains(&id) {
         return None;
     }
     let sliceable = slice::sliceable(npu).ok()?;
@@ -864,7 +881,7 @@ pub fn operator_destroy(world: World<'_>, id: u32, force: bool) -> Result<u32, R
 
 /// Why a card takes no new claims: a vNPU or a process that is not ours, or a vNPU of ours that somebody destroyed.
 pub fn closed(npu: &Npu, reading: &CardReading, node: &Node, ledger: &Ledger) -> Option<String> {
-    let named = ledger.cut_ids(&npu.stable_id, None);
+    let named = ledger.cut_ids(&npu.stable_id);
     let foreign: Vec<_> = reading.ids().into_iter().filter(|id| !named.contains(id)).collect();
     if !foreign.is_empty() {
         return Some(format!("it has vNPUs that are not ours: {}", id_text(&foreign)));
@@ -1246,7 +1263,7 @@ mod tests {
                 (order.device, vnpu(order.id, &order.template, cut.memory / GIB, cut.ai_cores))
             })
             .collect();
-        let (record, steps) = made(&prepared.record, &read).unwrap();
+        let (record, steps) = made(&Ledger::default(), &prepared.record, &read).unwrap();
         for step in &steps {
             disk.apply(step);
         }
@@ -1272,7 +1289,8 @@ mod tests {
         );
         let order = &prepared.orders[0];
         assert_eq!((order.physical_id, order.template.as_str(), order.id), (2, "vir10_3c_16g", 132));
-        let (record, steps) = made(&prepared.record, &[(0, vnpu(132, "vir10_3c_16g", 16, 10))]).unwrap();
+        let (record, steps) =
+            made(&Ledger::default(), &prepared.record, &[(0, vnpu(132, "vir10_3c_16g", 16, 10))]).unwrap();
         assert_eq!(steps.iter().map(Step::name).collect::<Vec<_>>(), ["writing the record", "writing the CDI file"]);
         let injected = &injection(&record).devices[0];
         assert_eq!((injected.vnpu, &injected.physical_ids), (Some(132), &vec![]));
@@ -1447,13 +1465,13 @@ mod tests {
         let setting = cutting(&Disk::default(), &[]);
         let intent = prepare(setting.world(), &booked(1, &[("npu-0", 8)])).unwrap().record;
         for wrong in [vnpu(100, "vir05_1c_8g", 16, 5), vnpu(100, "vir10_3c_16g", 8, 10)] {
-            let text = made(&intent, &[(0, wrong)]).unwrap_err().to_string();
+            let text = made(&Ledger::default(), &intent, &[(0, wrong)]).unwrap_err().to_string();
             assert!(text.contains("wanted vir05_1c_8g with 8Gi"), "{text}");
         }
-        let (record, _) = made(&intent, &[(0, vnpu(100, "vir05_1c_8g", 7, 5))]).unwrap();
+        let (record, _) = made(&Ledger::default(), &intent, &[(0, vnpu(100, "vir05_1c_8g", 7, 5))]).unwrap();
         assert_eq!(record.devices[0].cut.as_ref().unwrap().memory, 7 * GIB);
         // A library that ignores the wanted id: the record follows what was made.
-        let (record, _) = made(&intent, &[(0, vnpu(105, "vir05_1c_8g", 8, 5))]).unwrap();
+        let (record, _) = made(&Ledger::default(), &intent, &[(0, vnpu(105, "vir05_1c_8g", 8, 5))]).unwrap();
         assert_eq!(injection(&record).devices[0].vnpu, Some(105));
     }
 
@@ -1620,7 +1638,7 @@ mod tests {
                 if release {
                     let release = unprepare(&uid(n), &disk.ledger(), false).unwrap();
                     for (_, _, cut) in &release.cuts {
-                        if let Verdict::Destroy(id) = verdict(cut, &setting.readings[&setting.inventory.npus()[0].stable_id], &disk.ledger().cut_ids(&setting.inventory.npus()[0].stable_id, Some(&uid(n)))) {
+                        if let Verdict::Destroy(id) = verdict(cut, &setting.readings[&setting.inventory.npus()[0].stable_id], &named_by_others(&disk.ledger(), &node(), &setting.inventory.npus()[0].stable_id, &uid(n))) {
                             card.retain(|vnpu| vnpu.id != id);
                         }
                     }

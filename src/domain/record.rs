@@ -181,10 +181,10 @@ impl Ledger {
         self.owners.get(card).into_iter().flatten().filter_map(|uid| self.records.get(uid))
     }
 
-    /// Ids of the vNPUs that records name on a card, other than those of `but`.
-    pub fn cut_ids(&self, card: &StableId, but: Option<&ClaimUid>) -> BTreeSet<u32> {
-        let others = self.owners(card).filter(|record| Some(&record.claim.uid) != but);
-        let holdings = others.flat_map(|record| &record.devices).filter(|holding| holding.stable_id == *card);
+    /// Ids of the vNPUs that records name on a card.
+    pub fn cut_ids(&self, card: &StableId) -> BTreeSet<u32> {
+        let holdings =
+            self.owners(card).flat_map(|record| &record.devices).filter(|holding| holding.stable_id == *card);
         holdings.filter_map(|holding| holding.cut.as_ref()).map(|cut| cut.id).collect()
     }
 

@@ -202,6 +202,20 @@ pub enum Refusal {
         /// Template and size that were made.
         made: String,
     },
+    /// The library gave the new vNPU an id that another claim's record names; it was destroyed again.
+    #[error(
+        "the library made vNPU {id} on {device} for claim {claim}, but the record of claim {holder} names that id; it was destroyed again, and can be made once that claim is prepared again or released"
+    )]
+    IdTaken {
+        /// The claim.
+        claim: ClaimRef,
+        /// The card.
+        device: String,
+        /// The id.
+        id: u32,
+        /// Whose record names it.
+        holder: ClaimRef,
+    },
     /// A vNPU of the claim is gone, and it was not us.
     #[error("vNPU {id} of claim {claim} on {device} was destroyed by somebody else; delete the pod")]
     VnpuLost {
@@ -331,6 +345,7 @@ impl Refusal {
             | Self::Stopping
             | Self::Releasing(_)
             | Self::CardBusy { .. }
+            | Self::IdTaken { .. }
             | Self::OperatorFailed { .. }
             | Self::Internal(..)
             | Self::ClaimUnreadable { retry: true, .. } => Kind::Retry,

@@ -29,6 +29,7 @@ use crate::domain::{
     plan::{self, Readings, Step},
     record::{Cut, Record},
     refusal::Refusal,
+    vnpu::VnpuReading,
 };
 
 /// Proof that a call was received, and when in the order of calls. A clone is the same call.
@@ -310,16 +311,16 @@ async fn prepare_cut(
         return Ok(prepared(core, &prepare.record, before.is_some()));
     }
     let intent = prepare.record;
+    let mut read = Vec::with_capacity(prepare.orders.len());
     let done = async {
         steps::on_disk(core, prepare.steps).await.map_err(failed)?;
-        let mut read = Vec::with_capacity(prepare.orders.len());
         for order in &prepare.orders {
             if cancel.is_cancelled() {
                 return Err(Refusal::Overtaken(claim.clone()));
             }
             read.push((order.device, cards::make(core, claim, order).await?));
         }
-        let (record, steps) = plan::made(&intent, &read)?;
+        let (record, steps) = core.state.made(&intent, &read)?;
         core.state.enter(record.clone());
         steps::on_disk(core, steps).await.map_err(failed)?;
         Ok(record)
@@ -327,7 +328,7 @@ async fn prepare_cut(
     match done.await {
         Ok(record) => Ok(prepared(core, &record, before.is_some())),
         Err(refusal) => {
-            match undo_cut(core, &intent, before).await {
+            match undo_cut(core, &intent, &read, before).await {
                 Ok(()) => {}
                 // The record keeps all of it until the claim is unprepared, or a restart recovers it.
                 Err(why) => {
@@ -340,8 +341,21 @@ async fn prepare_cut(
 }
 
 /// Takes back what an intent made, then the intent itself. vNPUs that were there before the intent stay.
-async fn undo_cut(core: &Arc<Core>, intent: &Record, before: Option<Record>) -> Result<(), Refusal> {
+async fn undo_cut(
+    core: &Arc<Core>,
+    intent: &Record,
+    read: &[(usize, VnpuReading)],
+    before: Option<Record>,
+) -> Result<(), Refusal> {
     let claim = &intent.claim;
+    // Those that were read back are known for certain, whatever id they have.
+    let mut known = intent.clone();
+    for (device, reading) in read {
+        if let Some(cut) = known.devices.get_mut(*device).and_then(|holding| holding.cut.as_mut()) {
+            (cut.id, cut.template, cut.made) = (reading.id, reading.template.clone(), true);
+        }
+    }
+    core.state.enter(known);
     let release = core.state.release(&claim.uid, false, true)?;
     let new = |cut: &Cut| {
         !intent.devices.iter().any(|holding| holding.cut.as_ref().is_some_and(|old| old.made && old.id == cut.id))

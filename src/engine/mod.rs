@@ -9,6 +9,8 @@
 mod cards;
 mod claims;
 mod health;
+#[cfg(test)]
+mod histories;
 mod outbox;
 mod state;
 mod steps;

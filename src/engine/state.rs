@@ -24,7 +24,7 @@ use crate::{
         record::{Ledger, Quarantined, Record},
         refusal::Refusal,
         slice::{self, Offer, Pool},
-        vnpu::CardReading,
+        vnpu::{CardReading, VnpuReading},
     },
 };
 
@@ -259,8 +259,7 @@ impl State {
     pub(super) fn cuttable(&self) -> Vec<(StableId, u32)> {
         let known = self.known();
         let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
-        let cuttable =
-            |npu: &&Npu| slice::sliceable(npu).is_ok() || !known.ledger.cut_ids(&npu.stable_id, None).is_empty();
+        let cuttable = |npu: &&Npu| slice::sliceable(npu).is_ok() || !known.ledger.cut_ids(&npu.stable_id).is_empty();
         npus.iter().filter(cuttable).map(|npu| (npu.stable_id.clone(), npu.physical_id())).collect()
     }
 
@@ -295,7 +294,7 @@ impl State {
     pub(super) fn has_unowned_vnpu(&self) -> bool {
         let known = self.known();
         known.readings.iter().any(|(card, reading)| {
-            let named = known.ledger.cut_ids(card, None);
+            let named = known.ledger.cut_ids(card);
             reading.vnpus.iter().any(|vnpu| !named.contains(&vnpu.id))
         })
     }
@@ -305,9 +304,10 @@ impl State {
         self.known().readings.values().any(|reading| !reading.vnpus.is_empty())
     }
 
-    /// Ids that records name on a card, other than those of one claim.
+    /// Ids that vNPUs of other claims have on a card since this boot. What a record of an earlier boot names was gone
+    /// then, and is made anew under a record of this one.
     pub(super) fn named(&self, card: &StableId, but: &ClaimUid) -> BTreeSet<u32> {
-        self.known().ledger.cut_ids(card, Some(but))
+        plan::named_by_others(&self.known().ledger, &self.node, card, but)
     }
 
     /// Cards that must be read before a claim can be planned, by physical id.
@@ -358,6 +358,11 @@ impl State {
         let inventory =
             known.inventory.as_ref().ok_or_else(|| Refusal::NotScanned("no scan has succeeded".to_owned()))?;
         plan(known.world(&self.node, inventory, readings, Timestamp::UNIX_EPOCH))
+    }
+
+    /// What follows when the vNPUs of an intent are made.
+    pub(super) fn made(&self, intent: &Record, read: &[(usize, VnpuReading)]) -> Result<(Record, Vec<Step>), Refusal> {
+        plan::made(&self.known().ledger, intent, read)
     }
 
     /// Enters a record as it is on disk now.

@@ -54,11 +54,11 @@ impl Backend for Hardware {
 
 /// A disk that can fail one step by its name, or all of them.
 #[derive(Debug, Default)]
-struct Memory {
-    records: Mutex<BTreeMap<ClaimUid, Record>>,
-    files: Mutex<BTreeMap<ClaimUid, Injection>>,
+pub(super) struct Memory {
+    pub(super) records: Mutex<BTreeMap<ClaimUid, Record>>,
+    pub(super) files: Mutex<BTreeMap<ClaimUid, Injection>>,
     failing: Mutex<BTreeSet<&'static str>>,
-    node: Mutex<Option<NodeMemory>>,
+    pub(super) node: Mutex<Option<NodeMemory>>,
 }
 
 impl Memory {
