@@ -129,6 +129,14 @@ pub struct Memory {
     state: Mutex<State>,
 }
 
+/// A vNPU that the boot script makes again.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    id: u32,
+    physical_id: u32,
+    template: &'static str,
+}
+
 #[derive(Debug, Default)]
 struct State {
     scan: Scan,
@@ -142,8 +150,8 @@ struct State {
     vnpus: BTreeMap<u32, Vnpu>,
     processes: BTreeMap<u32, Vec<i32>>,
     mishaps: BTreeMap<Call, VecDeque<Mishap>>,
-    /// What the boot script makes again: physical id and template by id.
-    boot_list: BTreeMap<u32, (u32, &'static str)>,
+    /// What the boot script makes again, in the order in which it does.
+    boot_list: Vec<Entry>,
     disturbed: u64,
 }
 
@@ -212,8 +220,16 @@ impl State {
 
     /// Makes a vNPU with this id, or with the first free one.
     fn create(&mut self, physical_id: u32, template: &str, id: Option<u32>) -> Result<u32, Fault> {
-        let chip = self.chip(physical_id, "make vNPUs")?;
         let call = || format!("making {template} on chip {physical_id}");
+        self.chip(physical_id, "make vNPUs")?;
+        if id.is_some_and(|id| !ids(physical_id).contains(&id)) {
+            return Err(failed(call(), "the number is not of this chip"));
+        }
+        let count = self.of_chip(physical_id).count();
+        // The switch to slicing is thrown before anybody looks whether the chip is busy.
+        let occupied = count == 0 && self.processes.get(&physical_id).is_some_and(|pids| !pids.is_empty());
+        self.disturbed += u64::from(occupied);
+        let chip = self.chip(physical_id, "make vNPUs")?;
         let rows = chip.board_id.and_then(templates).map_or(&[][..], |(rows, ..)| rows);
         let row = rows.iter().find(|(name, ..)| *name == template);
         let &(template, parts, ai_cores, ai_cpus, image_engines) =
@@ -227,19 +243,15 @@ impl State {
             // A driver that lies about memory is not held to it.
             left.memory = u64::MAX;
         }
-        let count = self.of_chip(physical_id).count();
         if count >= MOST || left.minus(takes).is_none() || image < image_engines {
             return Err(failed(call(), "it does not fit"));
         }
-        if count == 0 && self.processes.get(&physical_id).is_some_and(|processes| !processes.is_empty()) {
-            self.disturbed += 1;
+        if occupied {
             return Err(busy(call(), "a process runs on the chip"));
         }
         let mut range = ids(physical_id);
         let id = match id.filter(|_| !self.cutting.ignores_ids) {
-            Some(id) if !range.contains(&id) || self.vnpus.contains_key(&id) => {
-                return Err(failed(call(), &format!("{id} is taken or not of this chip")));
-            }
+            Some(id) if self.vnpus.contains_key(&id) => return Err(failed(call(), &format!("{id} is taken"))),
             Some(id) => id,
             None => range.find(|id| !self.vnpus.contains_key(id)).ok_or_else(|| failed(call(), "no number is free"))?,
         };
@@ -247,7 +259,8 @@ impl State {
         let name = self.cutting.real_name.clone().unwrap_or_else(|| template.to_owned());
         self.vnpus.insert(id, Vnpu { physical_id, template, name, takes, in_use: false, image_engines });
         if self.cutting.replay == Some(true) {
-            self.boot_list.insert(id, (physical_id, template));
+            self.unlist(id);
+            self.boot_list.push(Entry { id, physical_id, template });
         }
         Ok(id)
     }
@@ -261,15 +274,22 @@ impl State {
         if self.vnpus.get(&id).is_some_and(|vnpu| vnpu.in_use) {
             return Err(busy(call(), "it is in use"));
         }
-        self.vnpus.remove(&id);
-        self.boot_list.remove(&id);
+        // One that is not there keeps its place in the list for the next boot: the driver finds that out first.
+        if self.vnpus.remove(&id).is_some() {
+            self.unlist(id);
+        }
         Ok(())
     }
 
-    /// Makes a vNPU again under the next free id.
+    fn unlist(&mut self, id: u32) {
+        self.boot_list.retain(|entry| entry.id != id);
+    }
+
+    /// Makes a vNPU again under the next free id. The list for the next boot could not be saved: it stays as it was.
     fn remake(&mut self, physical_id: u32, id: u32) -> Result<(), Fault> {
-        let old = self.vnpus.get(&id).cloned();
+        let (old, list) = (self.vnpus.get(&id).cloned(), self.boot_list.clone());
         self.destroy(physical_id, id)?;
+        self.boot_list = list;
         let free = |new: &u32| *new != id && !self.vnpus.contains_key(new);
         let new = (id..ids(physical_id).end).chain(ids(physical_id)).find(free);
         self.vnpus.extend(new.zip(old));
@@ -360,7 +380,7 @@ impl Memory {
     /// Destroys a vNPU as somebody else would, in use or not; says whether it was there.
     pub fn remove_vnpu(&self, id: u32) -> bool {
         let mut state = self.state();
-        state.boot_list.remove(&id);
+        state.unlist(id);
         state.vnpus.remove(&id).is_some()
     }
 
@@ -395,8 +415,8 @@ impl Memory {
     /// The boot script makes the vNPUs of its list again, if it is switched on. Gives the ids made.
     pub fn replay(&self) -> Vec<u32> {
         let mut state = self.state();
-        let list = if state.cutting.replay == Some(true) { state.boot_list.clone() } else { BTreeMap::new() };
-        let make = |(id, (physical_id, template)): (u32, (u32, &'static str))| {
+        let list = if state.cutting.replay == Some(true) { state.boot_list.clone() } else { Vec::new() };
+        let make = |Entry { id, physical_id, template }: Entry| {
             let there = state.vnpus.contains_key(&id);
             if there { None } else { state.create(physical_id, template, Some(id)).ok() }
         };
@@ -487,7 +507,9 @@ impl Backend for Memory {
             let Cutting { supported: true, replay, virtual_machines, .. } = state.cutting else {
                 return Err(self.cannot("read the vNPU mode"));
             };
-            Ok(VendorMode { replay, listed: state.boot_list.keys().copied().collect(), virtual_machines })
+            let mut listed: Vec<u32> = state.boot_list.iter().map(|entry| entry.id).collect();
+            listed.sort_unstable();
+            Ok(VendorMode { replay, listed, virtual_machines })
         }
         .boxed()
     }

@@ -73,29 +73,7 @@ impl Fixture for Memory {
     const NAME: &'static str = "memory";
 
     fn new() -> Self {
-        let data = Profile::Ascend910B4.data();
-        let chips: Vec<ChipReading> = data
-            .chips()
-            .map(|chip| ChipReading {
-                physical_id: chip.phy,
-                logic_id: Some(chip.phy),
-                card_id: i32::try_from(chip.phy).ok(),
-                device_id: 0,
-                bus_id: chip.bus.parse().unwrap(),
-                vdie: Vdie::from_words(chip.vdie),
-                chip_name: chip.chip_name.clone(),
-                family: Family::Ascend910B,
-                board_id: Some(0x40),
-                memory: Some(chip.memory.mb() << 20),
-                ai_cores: Some(chip.aicores),
-                numa_node: u32::try_from(chip.numa).ok(),
-                pcie_root: None,
-                health: HealthReading::default(),
-            })
-            .collect();
-        let links = (0..8).flat_map(|a| (a + 1..8).map(move |b| Link { a, b })).collect();
-        let whole = Scan { chips, links, dies_bound: true, ..Scan::default() };
-        Self { backend: memory::Memory::new(whole.clone()), whole }
+        Self::of(Profile::Ascend910B4)
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -166,6 +144,39 @@ impl Fixture for Memory {
 
     fn mend(&self) {
         self.backend.set_fault(None);
+    }
+}
+
+impl Memory {
+    /// A node of 910Bs.
+    pub(crate) fn of(profile: Profile) -> Self {
+        let data = profile.data();
+        let chips: Vec<ChipReading> = data
+            .chips()
+            .map(|chip| ChipReading {
+                physical_id: chip.phy,
+                logic_id: Some(chip.phy),
+                card_id: i32::try_from(chip.phy).ok(),
+                device_id: 0,
+                bus_id: chip.bus.parse().unwrap(),
+                vdie: Vdie::from_words(chip.vdie),
+                chip_name: chip.chip_name.clone(),
+                family: Family::Ascend910B,
+                board_id: data.card_of(chip.phy).map(|card| card.board_id),
+                memory: Some(chip.memory.mb() << 20),
+                ai_cores: Some(chip.aicores),
+                numa_node: u32::try_from(chip.numa).ok(),
+                pcie_root: None,
+                health: HealthReading::default(),
+            })
+            .collect();
+        let links = (0..8).flat_map(|a| (a + 1..8).map(move |b| Link { a, b })).collect();
+        let whole = Scan { chips, links, dies_bound: true, ..Scan::default() };
+        Self { backend: memory::Memory::new(whole.clone()), whole }
+    }
+
+    pub(crate) fn inner(&self) -> &memory::Memory {
+        &self.backend
     }
 }
 

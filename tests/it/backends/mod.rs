@@ -5,6 +5,7 @@ mod fixture;
 mod library;
 mod slicing;
 mod tree;
+mod twins;
 mod vnpus;
 
 use std::time::{Duration, Instant};
