@@ -10,4 +10,5 @@ mod http;
 mod kubelet;
 mod layers;
 mod manifests;
+mod models;
 mod store_crash;

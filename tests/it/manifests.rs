@@ -48,11 +48,13 @@ fn every_manifest_parses_and_has_the_version_that_its_kind_has() {
         "Namespace" | "Pod" | "ServiceAccount" => "v1",
         "ClusterRole" | "ClusterRoleBinding" => "rbac.authorization.k8s.io/v1",
         "DeviceClass" | "ResourceClaimTemplate" => "resource.k8s.io/v1",
-        "ValidatingAdmissionPolicy" | "ValidatingAdmissionPolicyBinding" => "admissionregistration.k8s.io/v1",
         "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding" if file.contains("v1beta1") => {
             "admissionregistration.k8s.io/v1beta1"
         }
-        "MutatingAdmissionPolicy" | "MutatingAdmissionPolicyBinding" => "admissionregistration.k8s.io/v1",
+        "MutatingAdmissionPolicy"
+        | "MutatingAdmissionPolicyBinding"
+        | "ValidatingAdmissionPolicy"
+        | "ValidatingAdmissionPolicyBinding" => "admissionregistration.k8s.io/v1",
         other => panic!("{file}: {other} is not expected"),
     };
     let all = all();
@@ -75,7 +77,9 @@ fn every_manifest_parses_and_has_the_version_that_its_kind_has() {
 #[test]
 fn every_selector_asks_for_the_driver_first() {
     let mut found = Vec::new();
-    all().iter().for_each(|(_, object)| expressions(object, &mut found));
+    for (_, object) in all() {
+        expressions(&object, &mut found);
+    }
     assert!(found.len() > 8);
     for expression in found {
         assert!(expression.starts_with("device.driver == \"npu.huawei.com\" && "), "{expression}");
@@ -181,11 +185,11 @@ fn the_pods_of_the_samples_use_the_templates_beside_them() {
 #[test]
 fn the_account_has_the_rights_that_the_driver_uses_and_its_policies_name_it() {
     let objects = objects("rbac.yaml");
-    let role = objects.iter().find(|object| object["kind"] == "ClusterRole").unwrap();
+    let cluster_role = objects.iter().find(|object| object["kind"] == "ClusterRole").unwrap();
     let verbs = |resource: &str| {
-        let rules = role["rules"].as_array().unwrap();
-        let rule = rules.iter().find(|rule| rule["resources"].as_array().unwrap().iter().any(|r| r == resource));
-        let verbs = rule.unwrap()["verbs"].as_array().unwrap();
+        let rules = cluster_role["rules"].as_array().unwrap();
+        let found = rules.iter().find(|rule| rule["resources"].as_array().unwrap().iter().any(|r| r == resource));
+        let verbs = found.unwrap()["verbs"].as_array().unwrap();
         verbs.iter().map(|verb| verb.as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(verbs("resourceslices"), ["get", "list", "watch", "create", "update", "patch", "delete"]);

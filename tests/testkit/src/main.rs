@@ -46,6 +46,20 @@ enum Command {
         #[command(flatten)]
         sandbox: Sandbox,
     },
+    /// Make a vNPU in a sandbox that npu-dra knows nothing of, as another tool would, or remove one
+    Foreign {
+        /// Physical id of the NPU, or with --remove the vNPU's id
+        #[arg(value_name = "ID")]
+        id: u32,
+        /// Template of the vNPU
+        #[arg(default_value = "vir05_1c_8g")]
+        template: String,
+        /// Remove a vNPU instead, whoever made it
+        #[arg(long)]
+        remove: bool,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
     /// Give an NPU of a sandbox another state of health
     Health {
         /// Its physical id: N of /dev/davinciN
@@ -119,6 +133,8 @@ async fn work(command: Command) -> anyhow::Result<()> {
             show::sandbox::prepare(&sandbox.dir, wanted).await
         }
         Command::Unprepare { claim, sandbox } => show::sandbox::unprepare(&sandbox.dir, &claim).await,
+        Command::Foreign { id, remove: true, sandbox, .. } => show::sandbox::remove_vnpu(&sandbox.dir, id),
+        Command::Foreign { id, template, sandbox, .. } => show::sandbox::add_vnpu(&sandbox.dir, id, &template),
         Command::Health { npu, level, sandbox } => show::sandbox::health(
             &sandbox.dir,
             npu,

@@ -35,7 +35,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
             say("\nThe end of the daemon's log:");
             quote(&stage.end_of_log());
             let left = left(&stage).unwrap_or_else(|error| vec![format!("{error:#}")]);
-            Err(error.context(format!("demo: failed; left: {}", list(&left))))
+            bail!("demo: failed: {error:#}\nleft: {}", list(&left))
         }
     }
 }

@@ -122,6 +122,9 @@ Prepare claims as scheduler and kubelet do, and release them:
 
 Break something:
   {testkit} health 3 critical           # npu-3 is tainted; {testkit} health 3 ok ends it
+  {testkit} foreign 4 vir05_1c_8g       # a vNPU of somebody else: npu-4 takes no new claims
+  {testkit} foreign --remove 116        # a vNPU vanishes, such as that of claim b
+  echo '{{\"rules\": [{{\"function\": \"dcmi_create_vdevice\", \"times\": 1, \"action\": \"crash\"}}]}}' > {dir}/world/faults.json
   echo '{{\"rules\": [{{\"function\": \"dcmi_get_device_health\", \"card\": 5, \"action\": \"hang\"}}]}}' > {dir}/world/faults.json
   rm {dir}/world/faults.json",
         kubeconfig = kubeconfig.display(),
@@ -226,10 +229,27 @@ pub(crate) async fn unprepare(dir: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn world(dir: &Path) -> anyhow::Result<World> {
+    World::open(dir.join("world")).with_context(|| format!("no sandbox at {}", dir.display()))
+}
+
+/// Makes a vNPU behind the driver's back.
+pub(crate) fn add_vnpu(dir: &Path, npu: u32, template: &str) -> anyhow::Result<()> {
+    let id = world(dir)?.add_vnpu(npu, template).with_context(|| format!("cannot make {template} on NPU {npu}"))?;
+    say(format!("NPU {npu} has vNPU {id}, and npu-dra did not make it"));
+    Ok(())
+}
+
+/// Removes a vNPU behind the driver's back.
+pub(crate) fn remove_vnpu(dir: &Path, id: u32) -> anyhow::Result<()> {
+    world(dir)?.remove_vnpu(id).with_context(|| format!("cannot remove vNPU {id}"))?;
+    say(format!("vNPU {id} is gone"));
+    Ok(())
+}
+
 /// Gives a chip another state of health.
 pub(crate) fn health(dir: &Path, npu: u32, level: u32) -> anyhow::Result<()> {
-    let world = World::open(dir.join("world")).with_context(|| format!("no sandbox at {}", dir.display()))?;
-    world.set_health(npu, level).with_context(|| format!("cannot change the health of NPU {npu}"))?;
+    world(dir)?.set_health(npu, level).with_context(|| format!("cannot change the health of NPU {npu}"))?;
     say(format!("NPU {npu} reports health {level}"));
     Ok(())
 }
