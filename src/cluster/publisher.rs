@@ -306,13 +306,9 @@ impl Publisher {
             Ask { verb: "list", resource: "resourceslices", path: &path, body: None, within: self.link.timing.request };
         let body = self.link.ask(ask).await?;
         let list: List = parse(&body, "list resourceslices")?;
-        let before = std::mem::take(&mut self.observed);
+        // A list is rare enough to look again at who else offers devices of this node.
+        self.owner = None;
         self.observed = list.items.unwrap_or_default().into_iter().map(|s| (s.metadata.name.clone(), s)).collect();
-        let uid = |slice: &Slice| slice.metadata.uid.clone();
-        if before.iter().any(|(name, slice)| self.observed.get(name).map(uid) != Some(uid(slice))) {
-            // Deleted while nobody watched; see `take`.
-            self.owner = None;
-        }
         let seen = self.observed.values().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
         self.generation = self.generation.max(seen);
         Ok(list.metadata.resource_version)
@@ -416,8 +412,11 @@ impl Publisher {
         let ask = Ask { verb: "get", resource: "nodes", path: &path, body: None, within: self.link.timing.request };
         let owner = match self.link.ask(ask).await {
             Ok(body) => {
-                let node: Marked = parse(&body, "get nodes")?;
-                Owner::Node(node.metadata.uid)
+                let node: NodeObject = parse(&body, "get nodes")?;
+                let uid = node.metadata.uid.clone();
+                let offered = node.other_devices();
+                self.link.status.update(|status| status.other_devices = offered);
+                Owner::Node(uid)
             }
             Err(error) if error.code() == Some(403) => Owner::Unreadable,
             Err(error) => return Err(error),
@@ -660,6 +659,28 @@ struct Event {
 #[derive(Deserialize)]
 struct Object<T> {
     object: T,
+}
+
+#[derive(Deserialize)]
+struct NodeObject {
+    metadata: Mark,
+    #[serde(default)]
+    status: Option<NodeStatus>,
+}
+
+#[derive(Default, Deserialize)]
+struct NodeStatus {
+    #[serde(default)]
+    allocatable: Option<BTreeMap<String, String>>,
+}
+
+impl NodeObject {
+    /// Ascend devices that the node offers through a device plugin.
+    fn other_devices(self) -> Vec<String> {
+        let allocatable = self.status.unwrap_or_default().allocatable.unwrap_or_default();
+        let offered = |(name, count): &(String, String)| name.starts_with("huawei.com/") && count != "0";
+        allocatable.into_iter().filter(offered).map(|(name, _)| name).collect()
+    }
 }
 
 #[derive(Deserialize)]

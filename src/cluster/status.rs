@@ -125,6 +125,8 @@ pub struct Status {
     pub credentials: Credentials,
     /// The slices.
     pub publishing: Publishing,
+    /// Devices of ours that the node offers through another driver: allocatable resources below `huawei.com/`.
+    pub other_devices: Vec<String>,
     /// Rights that are missing: verb and resource, with the server's text.
     pub forbidden: BTreeMap<String, String>,
     /// Unusable answers since the start, by class (`forbidden`, `conflict`, `throttled`, `server`, `network` …).

@@ -319,6 +319,7 @@ impl Core {
                 ..Timing::default()
             },
             wish: settings.slicing.clone(),
+            rival: Box::new(rival(&settings, cluster.clone())),
             uptime: Box::new(uptime(settings.host_root.clone())),
         };
         Ok(Self { engine: Engine::new(parts, registry), settings, node, cluster, files })
@@ -450,6 +451,28 @@ async fn serve_http(port: Option<http::Bound>, registry: Arc<Registry>, stop: Ca
     match port {
         Some(port) => port.serve(registry, stop).await,
         None => stop.cancelled().await,
+    }
+}
+
+/// Tells of another driver of the same cards: a device plugin's socket beside kubelet's, or resources that the node offers.
+fn rival(settings: &Settings, cluster: Cluster) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+    // Example devices are nobody's.
+    let example = matches!(settings.backend, device::Choice::Example(_));
+    let sockets = settings.plugins_dir.parent().map(|kubelet| kubelet.join("device-plugins")).unwrap_or_default();
+    move || {
+        if example {
+            return None;
+        }
+        if let Some(resource) = cluster.status().other_devices.first() {
+            return Some(format!("another device plugin offers {resource} on this node"));
+        }
+        let names = std::fs::read_dir(&sockets).into_iter().flatten().flatten();
+        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let found = names.find(|name| {
+            let lower = name.to_ascii_lowercase();
+            lower.ends_with(".sock") && ["ascend", "davinci", "huawei"].iter().any(|mark| lower.contains(mark))
+        })?;
+        Some(format!("another device plugin has the socket {}", sockets.join(found).display()))
     }
 }
 

@@ -480,7 +480,7 @@ fn check_card(
         };
         return Err(Refusal::Unhealthy { claim: claim.clone(), device, level: health.reading.level, codes });
     }
-    if let Some(why) = world.offer.closed.get(&npu.stable_id) {
+    if let Some(why) = world.offer.closed(&npu.stable_id) {
         return Err(Refusal::Closed { claim: claim.clone(), device, why: why.clone() });
     }
     Ok(())

@@ -111,7 +111,9 @@ impl Turn {
             }
             self.choice = Some(choice);
         }
-        let wanted = Offer { model, layout: core.wish.layout.clone(), kept, closed: offer.closed.clone(), why };
+        let rival = (core.rival)();
+        let layout = core.wish.layout.clone();
+        let wanted = Offer { model, layout, kept, closed: offer.closed.clone(), rival, why };
         if wanted != offer {
             core.state.set_offer(wanted);
         }
@@ -193,6 +195,9 @@ async fn read_cards(core: &Arc<Core>, unread: &mut BTreeMap<u32, Fault>) {
 async fn forbidden(core: &Arc<Core>) -> Option<String> {
     if !core.state.is_scanned() {
         return None;
+    }
+    if let Some(rival) = (core.rival)() {
+        return Some(format!("{rival}; such plugins destroy vNPUs that look idle"));
     }
     let vendor = match core.backend.vendor().await {
         Ok(vendor) => vendor,

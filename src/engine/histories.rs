@@ -344,6 +344,7 @@ impl Story {
             },
             wish: Wish { enabled: true, ..Wish::default() },
             uptime: Box::new(|| Duration::from_hours(1)),
+            rival: Box::new(|| None),
         };
         let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
         let (running, stop) = (engine.clone(), shutdown.clone());

@@ -122,7 +122,12 @@ pub struct Parts {
     pub wish: Wish,
     /// Time since boot.
     pub uptime: Uptime,
+    /// Tells of another driver of the same cards on this node: such drivers destroy vNPUs that look idle.
+    pub rival: Rival,
 }
+
+/// Tells of another driver of the same cards.
+pub type Rival = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Tells the time since boot.
 pub type Uptime = Box<dyn Fn() -> Duration + Send + Sync>;
@@ -148,6 +153,7 @@ pub(crate) struct Core {
     timing: Timing,
     wish: Wish,
     uptime: Uptime,
+    rival: Rival,
     cards: Cards,
     state: State,
     claims: Claims,
@@ -177,6 +183,7 @@ impl Engine {
             timing: parts.timing,
             wish: parts.wish,
             uptime: parts.uptime,
+            rival: parts.rival,
             cards: Cards::default(),
             state,
             claims: Claims::default(),

@@ -479,7 +479,7 @@ impl State {
             slicing: known.offer.why.clone(),
             closed: npus
                 .iter()
-                .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed.get(&npu.stable_id)?.clone())))
+                .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed(&npu.stable_id)?.clone())))
                 .collect(),
         }
     }

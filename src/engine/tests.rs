@@ -177,6 +177,7 @@ struct Bench {
     disk: Arc<Memory>,
     server: Arc<Server>,
     hardware: Arc<Hardware>,
+    rival: Arc<AtomicBool>,
     shutdown: CancellationToken,
 }
 
@@ -200,6 +201,8 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
         replay_wait: Duration::from_mins(2),
         replay_patience: Duration::from_secs(20),
     };
+    let rival = Arc::new(AtomicBool::default());
+    let other = rival.clone();
     let parts = Parts {
         node,
         backend: hardware.clone(),
@@ -209,9 +212,10 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
         timing,
         wish: Wish::default(),
         uptime: Box::new(|| Duration::from_hours(1)),
+        rival: Box::new(move || other.load(Ordering::Relaxed).then(|| "a rival".to_owned())),
     };
     let engine = Engine::new(parts, &mut Registry::default());
-    Bench { engine, disk, server, hardware, shutdown: CancellationToken::new() }
+    Bench { engine, disk, server, hardware, rival, shutdown: CancellationToken::new() }
 }
 
 fn bench(server: Arc<Server>) -> Bench {
@@ -574,4 +578,21 @@ async fn a_thousand_interleavings_end_as_their_last_calls_say() {
         }
         assert!(bench.disk.is_empty(), "seed {seed}");
     }
+}
+
+#[tokio::test]
+async fn another_driver_of_the_same_cards_closes_all_of_them() {
+    let bench = loaded_bench(Server::open(), Ok(scan_of(2)), Loaded::default(), Arc::default());
+    bench.rival.store(true, Ordering::Relaxed);
+    bench.start();
+    eventually(|| {
+        let published = bench.server.published.lock().unwrap();
+        published.last().is_some_and(|pool| pool.slices[0].devices.iter().all(|device| !device.taints.is_empty()))
+    })
+    .await;
+    let text = bench.prepare(&claim(1, "npu-0")).await.unwrap_err().to_string();
+    assert!(text.contains("takes no new claims") && text.contains("a rival"), "{text}");
+    bench.rival.store(false, Ordering::Relaxed);
+    bench.until(|snapshot| snapshot.closed.is_empty()).await;
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
 }

@@ -137,8 +137,17 @@ pub struct Offer {
     pub kept: Kept,
     /// Cards that take no new claims, with the reason: foreign vNPUs or processes, drained.
     pub closed: BTreeMap<StableId, String>,
+    /// Another driver of the same cards on this node, which closes all of them.
+    pub rival: Option<String>,
     /// Why it is this model and no better one; empty if it is the best.
     pub why: String,
+}
+
+impl Offer {
+    /// Why a card takes no new claims.
+    pub fn closed(&self, card: &StableId) -> Option<&String> {
+        self.rival.as_ref().or_else(|| self.closed.get(card))
+    }
 }
 
 impl Default for Offer {
@@ -149,6 +158,7 @@ impl Default for Offer {
             layout: BTreeMap::new(),
             kept: Kept::default(),
             closed: BTreeMap::new(),
+            rival: None,
             why: String::new(),
         }
     }
@@ -366,7 +376,7 @@ impl Writer<'_> {
     fn taints(&self, npu: &Npu) -> Vec<Taint> {
         let level = self.health.get(&npu.stable_id).map(|health| health.reading.level);
         let mut taints = level.map(|level| taints(self.driver, level)).unwrap_or_default();
-        if let Some(why) = self.offer.closed.get(&npu.stable_id) {
+        if let Some(why) = self.offer.closed(&npu.stable_id) {
             let key = format!("{}/closed", self.driver);
             taints.push(Taint { key, value: label_from(why), effect: Effect::NoSchedule });
         }
