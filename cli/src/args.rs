@@ -58,9 +58,21 @@ pub(crate) struct Global {
     /// Say on stderr what is done
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
-    /// How long to wait for an answer: 10s, 500ms
-    #[arg(long, global = true, value_name = "DURATION", default_value = "10s")]
-    pub(crate) timeout: Timeout,
+    /// How long to wait for an answer: 10s, 500ms [default: 10s, and 2m where a vNPU is made or destroyed]
+    #[arg(long, global = true, value_name = "DURATION")]
+    pub(crate) timeout: Option<Timeout>,
+}
+
+impl Global {
+    /// How long to wait for an answer that needs no vendor library.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout.map_or(Duration::from_secs(10), |timeout| timeout.0)
+    }
+
+    /// How long to wait while the vendor library works: it may take half a minute, and may have other work before.
+    pub(crate) fn long_timeout(&self) -> Duration {
+        self.timeout.map_or(Duration::from_mins(2), |timeout| timeout.0)
+    }
 }
 
 /// Form of the output.
@@ -160,6 +172,58 @@ pub(crate) enum Vnpu {
         #[arg(long, value_name = "NAME")]
         device: Option<String>,
     },
+    /// Show the templates that NPUs can be cut by, and what can still be cut
+    Templates {
+        /// Only those of this NPU
+        #[arg(long, value_name = "NAME")]
+        device: Option<String>,
+    },
+    /// Make a vNPU that no claim has (root only); its NPU takes no new claims while it is there
+    Create {
+        /// The NPU to cut, which no claim may hold a part of
+        #[arg(long, value_name = "NAME")]
+        device: String,
+        /// Template of the vNPU: see vnpu templates
+        #[arg(long, value_name = "NAME")]
+        template: String,
+    },
+    /// Destroy a vNPU that no claim has (root only)
+    Destroy {
+        /// Its name, vnpu-0-100, or its id, 100
+        #[arg(value_name = "NAME|ID")]
+        vnpu: VnpuName,
+        /// Also while processes run on its NPU; never a vNPU of a claim
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// A vNPU as it is named on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VnpuName {
+    /// Physical id of its chip, if that was told.
+    pub(crate) chip: Option<u32>,
+    /// Its id.
+    pub(crate) id: u32,
+}
+
+impl FromStr for VnpuName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // No sign, and no number that the vendor library takes for all of them.
+        let number = |text: &str| {
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse::<u32>().ok().filter(|number| is_plain && *number < u32::from(u16::MAX))
+        };
+        let name = match text.strip_prefix("vnpu-") {
+            Some(rest) => {
+                rest.split_once('-').and_then(|(chip, id)| Some(Self { chip: Some(number(chip)?), id: number(id)? }))
+            }
+            None => number(text).map(|id| Self { chip: None, id }),
+        };
+        name.ok_or_else(|| "a vNPU is needed, such as vnpu-0-100 or 100".to_owned())
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -231,6 +295,16 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_vnpu_is_named_by_its_name_or_its_id() {
+        assert_eq!("vnpu-1-117".parse(), Ok(VnpuName { chip: Some(1), id: 117 }));
+        assert_eq!("117".parse(), Ok(VnpuName { chip: None, id: 117 }));
+        for bad in ["", "npu-1", "vnpu-1", "vnpu-1-", "vnpu--117", "-1", "+100", "65535", "4294967295", "vnpu-1-117-2"]
+        {
+            assert!(bad.parse::<VnpuName>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -19,6 +19,9 @@ use crate::failure::Failure;
 /// Largest answer that is taken, in bytes: far more than a node's claims need.
 const LARGEST_ANSWER: usize = 256 << 20;
 
+/// What to do where a vNPU is not as somebody thought.
+pub(crate) const SEE_VNPUS: &str = "See who holds what: npuctl vnpu list";
+
 /// A connection to the daemon.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -81,6 +84,31 @@ impl Client {
 
     pub(crate) async fn version(&self) -> Result<proto::VersionResponse, Failure> {
         self.answer(false, self.inner.clone().version(proto::VersionRequest {})).await
+    }
+
+    pub(crate) async fn vnpus(&self) -> Result<proto::VnpusResponse, Failure> {
+        self.answer(false, self.inner.clone().vnpus(proto::VnpusRequest {})).await
+    }
+
+    pub(crate) async fn templates(&self) -> Result<proto::TemplatesResponse, Failure> {
+        self.answer(false, self.inner.clone().templates(proto::TemplatesRequest {})).await
+    }
+
+    /// Makes a vNPU.
+    pub(crate) async fn create_vnpu(&self, device: &str, template: &str) -> Result<proto::CreateVnpuResponse, Failure> {
+        let request = proto::CreateVnpuRequest { device: device.to_owned(), template: template.to_owned() };
+        let answer = self.answer(true, self.inner.clone().create_vnpu(request)).await;
+        answer.map_err(|failure| match failure {
+            Failure::NotFound(..) => Failure::NoDevice(device.to_owned()),
+            other => other.advise("See what can be cut: npuctl vnpu templates"),
+        })
+    }
+
+    /// Destroys a vNPU.
+    pub(crate) async fn destroy_vnpu(&self, id: u32, force: bool) -> Result<proto::DestroyVnpuResponse, Failure> {
+        let request = proto::DestroyVnpuRequest { id, force };
+        let answer = self.answer(true, self.inner.clone().destroy_vnpu(request)).await;
+        answer.map_err(|failure| failure.advise(SEE_VNPUS))
     }
 
     /// Lets go of a claim.

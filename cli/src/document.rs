@@ -1,6 +1,7 @@
 //! What `-o json` and `-o yaml` print. Keys are only ever added.
 
 use jiff::Timestamp;
+use npu_dra::{admin::view::vnpu_name, domain::plan::chip_of};
 use npu_proto::admin as proto;
 use serde::Serialize;
 
@@ -60,6 +61,8 @@ pub(crate) struct Device {
     pub(crate) topology_group: Option<String>,
     pub(crate) pcie_root: Option<String>,
     pub(crate) driver_version: Option<String>,
+    /// Why it takes no new claims although none owns it whole.
+    pub(crate) reason: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -157,39 +160,68 @@ pub(crate) struct Vnpu {
     pub(crate) state: String,
     #[serde(flatten)]
     pub(crate) part: Part,
-    pub(crate) claim: ClaimName,
+    /// `None` if no claim has it.
+    pub(crate) claim: Option<ClaimName>,
     pub(crate) prepared_at: Option<Timestamp>,
-    pub(crate) cdi_device: String,
+    pub(crate) cdi_device: Option<String>,
 }
 
 impl Vnpu {
-    /// The vNPUs that claims hold, by card and id.
+    /// The vNPUs that claims hold, by chip and id: what the records tell, without a look at the cards.
     pub(crate) fn of_claims(claims: &[Claim]) -> Vec<Self> {
         let mut vnpus: Vec<_> = claims.iter().flat_map(Self::of_claim).collect();
-        // The shorter name first: npu-2 before npu-10.
-        let key = |vnpu: &Self| (vnpu.part.card.as_ref().map(|card| (card.len(), card.clone())), vnpu.part.id);
-        vnpus.sort_by_key(key);
+        vnpus.sort_by_key(|vnpu| vnpu.part.id);
         vnpus
     }
 
     fn of_claim(claim: &Claim) -> impl Iterator<Item = Self> {
         claim.devices.iter().flatten().filter_map(|holding| {
             let part = holding.vnpu.clone()?;
-            let card = part.card.as_deref().and_then(|card| card.rsplit('-').next()).unwrap_or("?");
             Some(Self {
-                name: format!("vnpu-{card}-{}", part.id),
+                name: vnpu_name(chip_of(part.id), part.id),
                 state: claim.state.clone(),
-                claim: ClaimName {
+                claim: Some(ClaimName {
                     namespace: claim.namespace.clone(),
                     name: claim.name.clone(),
                     uid: claim.uid.clone(),
-                },
+                }),
                 prepared_at: claim.prepared_at,
-                cdi_device: holding.cdi_device.clone(),
+                cdi_device: Some(holding.cdi_device.clone()),
                 part,
             })
         })
     }
+}
+
+/// What can be cut from one NPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Templates {
+    pub(crate) device: String,
+    pub(crate) model: Option<String>,
+    /// Why nothing can be cut, or no claim gets what can.
+    pub(crate) reason: Option<String>,
+    /// Empty if it is never cut.
+    pub(crate) templates: Vec<Template>,
+    /// What still fits together; nothing can be added to any of these.
+    pub(crate) mixes: Vec<Vec<MixPart>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Template {
+    pub(crate) name: String,
+    pub(crate) ai_cores: u32,
+    pub(crate) ai_cpus: u32,
+    pub(crate) memory_bytes: u64,
+    /// How many can still be cut; `None` if that is not known.
+    pub(crate) fits: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct MixPart {
+    pub(crate) template: String,
+    pub(crate) count: u32,
 }
 
 /// How cards are cut.
@@ -327,6 +359,7 @@ impl From<proto::Device> for Device {
             topology_group: text(device.topology_group),
             pcie_root: text(device.pcie_root),
             driver_version: text(device.driver_version),
+            reason: text(device.reason),
         }
     }
 }
@@ -385,14 +418,53 @@ impl From<proto::Holding> for Holding {
             admin_access: holding.admin_access,
             share_id: holding.share_id,
             cdi_device: holding.cdi_device,
-            vnpu: holding.vnpu.map(|vnpu| Part {
-                id: vnpu.id,
-                template: vnpu.template,
-                card: text(vnpu.card),
-                ai_cores: vnpu.ai_cores,
-                memory_bytes: vnpu.memory_bytes,
-                made: vnpu.made,
-            }),
+            vnpu: holding.vnpu.map(Into::into),
+        }
+    }
+}
+
+impl From<proto::Vnpu> for Part {
+    fn from(vnpu: proto::Vnpu) -> Self {
+        Self {
+            id: vnpu.id,
+            template: vnpu.template,
+            card: text(vnpu.card),
+            ai_cores: vnpu.ai_cores,
+            memory_bytes: vnpu.memory_bytes,
+            made: vnpu.made,
+        }
+    }
+}
+
+impl From<proto::VnpuEntry> for Vnpu {
+    fn from(entry: proto::VnpuEntry) -> Self {
+        Self {
+            name: entry.name,
+            state: entry.state,
+            part: entry.vnpu.unwrap_or_default().into(),
+            claim: entry.claim.map(Into::into),
+            prepared_at: entry.prepared_at_ms.and_then(time),
+            cdi_device: text(entry.cdi_device),
+        }
+    }
+}
+
+impl From<proto::DeviceTemplates> for Templates {
+    fn from(device: proto::DeviceTemplates) -> Self {
+        let template = |template: proto::Template| Template {
+            name: template.name,
+            ai_cores: template.ai_cores,
+            ai_cpus: template.ai_cpus,
+            memory_bytes: template.memory_bytes,
+            fits: template.fits,
+        };
+        let part = |part: proto::MixPart| MixPart { template: part.template, count: part.count };
+        Self {
+            device: device.device,
+            model: text(device.model),
+            reason: text(device.reason),
+            templates: device.templates.into_iter().map(template).collect(),
+            mixes: device.mixes.into_iter().map(|mix| mix.parts.into_iter().map(part).collect()).collect(),
         }
     }
 }

@@ -43,10 +43,13 @@ pub(crate) enum Failure {
     Failed { socket: PathBuf, why: String },
     /// The state of something does not allow it.
     #[error("refused by npu-dra: {0}")]
-    Refused(String),
+    Refused(String, &'static str),
     /// No such device.
     #[error("no NPU named {0} on this node")]
     NoDevice(String),
+    /// The daemon found nothing of that name.
+    #[error("{0}")]
+    NotFound(String, &'static str),
     /// No such claim.
     #[error("no claim with UID {0} on this node")]
     NoClaim(String),
@@ -74,10 +77,20 @@ impl Failure {
         }
         match status.code() {
             Code::PermissionDenied => Self::NotPermitted { socket, why, change },
-            Code::FailedPrecondition => Self::Refused(why),
+            Code::FailedPrecondition => Self::Refused(why, "See who holds what: npuctl claims list"),
+            Code::NotFound => Self::NotFound(why, "See what there is: npuctl devices"),
             Code::Unimplemented => Self::TooOld { socket },
             Code::Unavailable | Code::Cancelled => Self::Lost { socket, why },
             _ => Self::Failed { socket, why },
+        }
+    }
+
+    /// The same, with other advice where the daemon refused or found nothing.
+    pub(crate) fn advise(self, advice: &'static str) -> Self {
+        match self {
+            Self::Refused(why, _) => Self::Refused(why, advice),
+            Self::NotFound(why, _) => Self::NotFound(why, advice),
+            other => other,
         }
     }
 
@@ -86,10 +99,10 @@ impl Failure {
         match self {
             Self::Failed { .. } | Self::TooOld { .. } | Self::Output { .. } | Self::Document(..) => 1,
             Self::Usage(..) => 2,
-            Self::NoDevice(_) | Self::NoClaim(_) => 3,
+            Self::NoDevice(_) | Self::NoClaim(_) | Self::NotFound(..) => 3,
             Self::Unreachable { .. } | Self::Timeout { .. } | Self::Lost { .. } | Self::NotRecorded { .. } => 4,
             Self::LockedOut { .. } | Self::NotPermitted { .. } => 5,
-            Self::Refused(_) => 6,
+            Self::Refused(..) => 6,
         }
     }
 
@@ -108,12 +121,11 @@ impl Failure {
                 "See what it says of it: journalctl -u npu-dra".to_owned()
             }
             Self::TooOld { .. } => "It is older than this npuctl. Compare with: npuctl version".to_owned(),
-            Self::Refused(_) => "See who holds what: npuctl claims list".to_owned(),
             Self::NoDevice(_) => "See all with: npuctl devices".to_owned(),
             Self::NoClaim(_) => "See all with: npuctl claims list".to_owned(),
             Self::Output { .. } => "Check the place that it is written to".to_owned(),
             Self::Document(..) => "This is a defect of npuctl: please report it".to_owned(),
-            Self::Usage(_, advice) => (*advice).to_owned(),
+            Self::Usage(_, advice) | Self::Refused(_, advice) | Self::NotFound(_, advice) => (*advice).to_owned(),
         }
     }
 }
@@ -143,6 +155,7 @@ mod tests {
         for (status, text, expected) in [
             (Code::PermissionDenied, "", 5),
             (Code::FailedPrecondition, "", 6),
+            (Code::NotFound, "", 3),
             (Code::Unavailable, "", 4),
             (Code::Unimplemented, "", 1),
             (Code::Internal, "", 1),

@@ -23,12 +23,15 @@ use std::{
 
 use clap::{CommandFactory as _, Parser as _};
 use jiff::Timestamp;
-use npu_dra::domain::claim::ClaimUid;
+use npu_dra::{
+    admin::view::vnpu_name,
+    domain::{claim::ClaimUid, plan::chip_of},
+};
 
 use crate::{
     args::{Claims, Cli, Command, Generate, Global, Vnpu},
-    client::Client,
-    document::{Claim, Device, Slice, Status, Versions, time},
+    client::{Client, SEE_VNPUS},
+    document::{Claim, Device, Slice, Status, Templates, Versions, time},
     failure::Failure,
     offline::Offline,
     output::Output,
@@ -81,7 +84,7 @@ enum Source {
 impl Source {
     /// The daemon, or for root the records if it is down.
     async fn open(global: &Global, output: &Output) -> Result<Self, Failure> {
-        match Client::connect(&global.socket, global.timeout.0).await {
+        match Client::connect(&global.socket, global.timeout()).await {
             Ok(client) => Ok(Self::Daemon(client)),
             Err(Failure::Unreachable { socket, cause, .. }) if is_down(&cause) && nix::unistd::geteuid().is_root() => {
                 match Offline::read(&global.state_dir) {
@@ -141,6 +144,16 @@ impl Source {
         }
     }
 
+    async fn vnpus(&self) -> Result<(Vec<document::Vnpu>, Timestamp), Failure> {
+        match self {
+            Self::Daemon(client) => {
+                let answer = client.vnpus().await?;
+                Ok((answer.vnpus.into_iter().map(Into::into).collect(), at(answer.taken_at_ms)))
+            }
+            Self::Records(offline) => Ok((document::Vnpu::of_claims(&offline.claims()), Timestamp::now())),
+        }
+    }
+
     async fn status(&self) -> Result<(Status, Timestamp), Failure> {
         match self {
             Self::Daemon(client) => {
@@ -173,7 +186,7 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
                     && (health.is_empty() || health.iter().any(|wanted| wanted.as_str() == level))
             };
             if *watch {
-                let client = Client::connect(&global.socket, global.timeout.0).await?;
+                let client = Client::connect(&global.socket, global.timeout()).await?;
                 watch::watch(&client, output, wanted).await.map(|()| 0)
             } else {
                 devices(global, output, names, wanted).await
@@ -187,7 +200,7 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
             output.one(Device::KIND, device, source.is_offline(), Some(name), &device.pairs(now))?;
             Ok(source.code())
         }
-        Command::Vnpu { command: Vnpu::List { device } } => vnpus(global, output, device.as_deref()).await,
+        Command::Vnpu { command } => vnpu(global, output, command).await,
         Command::Claims { command } => claims(global, output, command).await,
         Command::Slices => slices(global, output).await,
         Command::Status => {
@@ -224,6 +237,47 @@ async fn devices(
     }
 }
 
+async fn vnpu(global: &Global, output: &Output, command: &Vnpu) -> Result<u8, Failure> {
+    match command {
+        Vnpu::List { device } => vnpus(global, output, device.as_deref()).await,
+        Vnpu::Templates { device } => {
+            // What a card has left is not in the records, so there is nothing to show while the daemon is down.
+            let client = Client::connect(&global.socket, global.timeout()).await?;
+            let mut devices: Vec<Templates> = client.templates().await?.devices.into_iter().map(Into::into).collect();
+            if let Some(name) = device {
+                devices.retain(|templates| templates.device == *name);
+                if devices.is_empty() {
+                    return Err(Failure::NoDevice(name.clone()));
+                }
+            }
+            output.templates(&devices).map(|()| 0)
+        }
+        Vnpu::Create { device, template } => {
+            let client = Client::connect(&global.socket, global.long_timeout()).await?;
+            let answer = client.create_vnpu(device, template).await?;
+            let made: Vec<document::Vnpu> = answer.vnpu.into_iter().map(Into::into).collect();
+            output.list(&made, false, at(answer.taken_at_ms))?;
+            output.note(&format!("{device} takes no new claims while a vNPU of an operator is on it"));
+            Ok(0)
+        }
+        Vnpu::Destroy { vnpu, force } => {
+            let client = Client::connect(&global.socket, global.long_timeout()).await?;
+            let id = vnpu.id;
+            if let Some(chip) = vnpu.chip.filter(|chip| *chip != chip_of(id)) {
+                return Err(Failure::NotFound(format!("there is no {}", vnpu_name(chip, id)), SEE_VNPUS));
+            }
+            let answer = client.destroy_vnpu(id, *force).await?;
+            let rest = match (answer.device.as_str(), answer.closed.as_str()) {
+                ("", _) => String::new(),
+                (device, "") => format!("; {device} takes claims"),
+                (device, why) => format!("; {device} takes no new claims: {}", human::plain(why)),
+            };
+            output.note(&format!("{} is destroyed{rest}", vnpu_name(chip_of(id), id)));
+            Ok(0)
+        }
+    }
+}
+
 async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result<u8, Failure> {
     let source = Source::open(global, output).await?;
     if let Some(name) = device {
@@ -232,8 +286,7 @@ async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result
             return Err(source.no_device(global, name));
         }
     }
-    let (claims, now) = source.claims().await?;
-    let vnpus = document::Vnpu::of_claims(&claims);
+    let (vnpus, now) = source.vnpus().await?;
     let shown: Vec<_> =
         vnpus.into_iter().filter(|vnpu| device.is_none() || vnpu.part.card.as_deref() == device).collect();
     output.list(&shown, source.is_offline(), now)?;
@@ -244,7 +297,8 @@ async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result
                 let why = slicing.reason.as_deref().unwrap_or("slicing is off");
                 output.note(&format!("npu-dra cuts no vNPU on this node: {}", human::plain(why)));
             }
-            None => output.note("no claim holds a vNPU"),
+            None if source.is_offline() => output.note("no claim holds a vNPU"),
+            None => output.note("there is no vNPU"),
         }
     }
     Ok(source.code())
@@ -253,7 +307,7 @@ async fn vnpus(global: &Global, output: &Output, device: Option<&str>) -> Result
 async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8, Failure> {
     match command {
         Claims::List { watch: true } => {
-            let client = Client::connect(&global.socket, global.timeout.0).await?;
+            let client = Client::connect(&global.socket, global.timeout()).await?;
             watch::watch(&client, output, |_: &Claim| true).await.map(|()| 0)
         }
         Claims::List { watch: false } => {
@@ -279,7 +333,7 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
                     "Kubelet releases claims by itself. Force it only when the pod is gone and the claim is still held",
                 ));
             }
-            let client = Client::connect(&global.socket, global.timeout.0).await?;
+            let client = Client::connect(&global.socket, global.timeout()).await?;
             let released: Option<Claim> = client.release(uid.as_str()).await?.claim.map(Into::into);
             let path = released.as_ref().and_then(Claim::path).unwrap_or_else(|| "?".to_owned());
             output.note(&format!("claim {} (UID {uid}) is released", human::plain(&path)));
@@ -290,7 +344,7 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
 
 async fn slices(global: &Global, output: &Output) -> Result<u8, Failure> {
     // What is published is not in the records, so there is nothing to show while the daemon is down.
-    let client = Client::connect(&global.socket, global.timeout.0).await?;
+    let client = Client::connect(&global.socket, global.timeout()).await?;
     let answer = client.slices().await?;
     let slices: Vec<_> = answer.slices.into_iter().map(|slice| Slice::new(&answer.pool, slice)).collect();
     output.list(&slices, false, at(answer.taken_at_ms))?;
@@ -302,7 +356,7 @@ async fn slices(global: &Global, output: &Output) -> Result<u8, Failure> {
 
 /// Both versions; ours is told whatever happens.
 async fn version(global: &Global, output: &Output) -> Result<u8, Failure> {
-    let answer = async { Client::connect(&global.socket, global.timeout.0).await?.version().await };
+    let answer = async { Client::connect(&global.socket, global.timeout()).await?.version().await };
     let (npu_dra, failure) = match answer.await {
         Ok(answer) => (Some(answer.version), None),
         Err(failure) => (None, Some(failure)),

@@ -71,6 +71,7 @@ fn main_sections() -> Roff {
     text.control("SH", ["EXAMPLES"]);
     entry(&mut text, "npuctl devices --health major,critical,gone", "NPUs that no claim should get.");
     entry(&mut text, "npuctl claims list --watch", "Claims, as they come and go.");
+    entry(&mut text, "npuctl vnpu templates --device npu-0", "What can still be cut from an NPU, in all mixes.");
     entry(&mut text, "npuctl devices -o json | jq '.items[].memoryBytes'", "Memory of each NPU in bytes.");
     text.control("SH", ["SEE ALSO"]);
     text.text([roman("npu-dra(8), npu-dra.toml(5)")]);

@@ -111,5 +111,6 @@ fn unknown(name: &str, stable_id: &StableId) -> Device {
         topology_group: None,
         pcie_root: None,
         driver_version: None,
+        reason: None,
     }
 }

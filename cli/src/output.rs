@@ -1,13 +1,16 @@
 //! Data to stdout, words to stderr.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::{
+    collections::BTreeSet,
+    io::{self, IsTerminal as _, Write},
+};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
     args::{Form, Global, When},
-    document::{Document, Single},
+    document::{Document, Single, Templates},
     failure::Failure,
     table::{self, Cell},
     view::Item,
@@ -100,6 +103,31 @@ impl Output {
     pub(crate) fn table<T: Item>(&self, items: &[T], now: Timestamp) -> Vec<String> {
         let rows: Vec<_> = items.iter().map(|item| item.row(now)).collect();
         table::lines(T::COLUMNS, &rows, self.form == Form::Wide, self.headers, self.colour)
+    }
+
+    /// Prints what can be cut: two tables, or the names of the templates.
+    pub(crate) fn templates(&self, devices: &[Templates]) -> Result<(), Failure> {
+        match self.form {
+            Form::Table | Form::Wide => {
+                let table = |columns, rows: &[_]| {
+                    table::lines(columns, rows, self.form == Form::Wide, self.headers, self.colour)
+                };
+                let rows: Vec<_> = devices.iter().flat_map(Templates::rows).collect();
+                let mut lines = if rows.is_empty() { Vec::new() } else { table(Templates::COLUMNS, &rows) };
+                if !lines.is_empty() {
+                    lines.push(String::new());
+                }
+                let rows: Vec<_> = devices.iter().flat_map(Templates::mix_rows).collect();
+                lines.extend(table(Templates::MIXES, &rows));
+                Self::lines(&lines)
+            }
+            Form::Name => {
+                let names = devices.iter().flat_map(|device| &device.templates).map(|template| template.name.as_str());
+                let names: BTreeSet<_> = names.collect();
+                Self::lines(&names.into_iter().collect::<Vec<_>>())
+            }
+            Form::Json | Form::Yaml => self.document(&Document::new(Templates::LIST, false, devices), Templates::LIST),
+        }
     }
 
     /// Prints one thing in full.

@@ -4,7 +4,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
-    document::{Attention, Claim, ClaimCounts, Device, Health, Slice, Status, Versions, Vnpu},
+    document::{
+        Attention, Claim, ClaimCounts, Device, Health, MixPart, Slice, Status, Template, Templates, Versions, Vnpu,
+    },
     human::{age, size},
     table::{Cell, Column, Tone, number, text, wide},
 };
@@ -42,6 +44,7 @@ impl Item for Device {
         wide(number("POWER")),
         wide(text("CODES")),
         wide(text("UUID")),
+        wide(text("REASON")),
     ];
 
     fn row(&self, _now: Timestamp) -> Vec<Cell> {
@@ -63,6 +66,7 @@ impl Item for Device {
             ),
             Cell::some(self.health.as_ref().map(|health| health.codes.join(" ")).unwrap_or_default()),
             Cell::known(self.uuid.as_ref()),
+            Cell::some(self.reason.as_deref().unwrap_or_default()),
         ]
     }
 
@@ -112,6 +116,7 @@ impl Device {
             ("power", Cell::known(health.and_then(|health| health.power_watts).map(|power| format!("{power:.1} W")))),
             ("state", state(&self.state)),
         ];
+        pairs.extend(self.reason.iter().map(|reason| ("reason", Cell::some(reason))));
         pairs.extend(several("taint", taints.map(Cell::some)));
         pairs.extend(several("claim", claims.map(Cell::some)));
         pairs
@@ -148,8 +153,8 @@ fn health_tone(health: Option<&Health>) -> Tone {
 
 fn state(state: &str) -> Cell {
     let tone = match state {
-        "gone" | "quarantined" => Tone::Bad,
-        "tainted" => Tone::Warn,
+        "gone" | "quarantined" | "lost" => Tone::Bad,
+        "tainted" | "closed" | "foreign" => Tone::Warn,
         _ => Tone::Plain,
     };
     Cell::known(Some(state).filter(|state| *state != "unknown")).tone(tone)
@@ -272,14 +277,68 @@ impl Item for Vnpu {
             Cell::known(Some(self.part.ai_cores)),
             Cell::known(Some(size(self.part.memory_bytes))),
             state(&self.state),
-            Cell::known(self.claim.path()),
-            Cell::known(self.prepared_at.map(|at| age(at, now))),
-            Cell::some(&self.cdi_device),
+            self.claim.as_ref().map_or_else(|| Cell::some(""), |claim| Cell::known(claim.path())),
+            match self.claim {
+                Some(_) => Cell::known(self.prepared_at.map(|at| age(at, now))),
+                None => Cell::some(""),
+            },
+            Cell::some(self.cdi_device.as_deref().unwrap_or_default()),
         ]
     }
 
     fn id(&self) -> &str {
         &self.name
+    }
+}
+
+impl Templates {
+    /// Kind of a document that holds several.
+    pub(crate) const LIST: &'static str = "TemplatesList";
+    /// The columns of the first table: one row for each template of each NPU.
+    pub(crate) const COLUMNS: &'static [Column] = &[
+        text("DEVICE"),
+        text("TEMPLATE"),
+        number("CORES"),
+        number("CPUS"),
+        number("MEMORY"),
+        number("FITS"),
+        wide(text("MODEL")),
+    ];
+    /// The columns of the second table: what still fits together.
+    pub(crate) const MIXES: &'static [Column] = &[text("DEVICE"), text("STILL FITS")];
+
+    /// The rows of the first table.
+    pub(crate) fn rows(&self) -> Vec<Vec<Cell>> {
+        let row = |template: &Template| {
+            vec![
+                Cell::some(&self.device),
+                Cell::some(&template.name),
+                Cell::known(Some(template.ai_cores)),
+                Cell::known(Some(template.ai_cpus)),
+                Cell::known(Some(size(template.memory_bytes))),
+                Cell::known(template.fits),
+                Cell::known(self.model.as_ref()),
+            ]
+        };
+        self.templates.iter().map(row).collect()
+    }
+
+    /// The rows of the second table.
+    pub(crate) fn mix_rows(&self) -> Vec<Vec<Cell>> {
+        let part = |part: &MixPart| format!("{} x {}", part.count, part.template);
+        let mix = |mix: &Vec<MixPart>| Cell::some(mix.iter().map(part).collect::<Vec<_>>().join(" + "));
+        let mut rows: Vec<_> = self.mixes.iter().map(|parts| vec![Cell::some(&self.device), mix(parts)]).collect();
+        let is_known = self.templates.iter().all(|template| template.fits.is_some());
+        let word = if is_known { "nothing" } else { "?" };
+        match &self.reason {
+            Some(reason) if rows.is_empty() => {
+                rows.push(vec![Cell::some(&self.device), Cell::some(format!("{word}: {reason}"))]);
+            }
+            Some(reason) => rows.push(vec![Cell::some(&self.device), Cell::some(reason).tone(Tone::Warn)]),
+            None if rows.is_empty() => rows.push(vec![Cell::some(&self.device), Cell::some(word)]),
+            None => {}
+        }
+        rows
     }
 }
 

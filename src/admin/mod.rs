@@ -7,7 +7,8 @@
 //! * `socket` binds the socket, or adopts systemd's.
 //! * `peer` decides who may do what: reads are for root and one group, changes for root alone.
 //! * `view` turns domain data into messages.
-//! * `service` is the service itself. No call makes a vendor call, so all answer at once.
+//! * `service` is the service itself. Only making and destroying a vNPU wait for the vendor library; all else answers
+//!   at once.
 
 mod metrics;
 mod peer;
@@ -33,7 +34,7 @@ pub use self::{
     socket::{Socket, SocketError},
 };
 use crate::{
-    domain::{claim::ClaimUid, refusal::Refusal},
+    domain::{claim::ClaimUid, refusal::Refusal, vnpu::VnpuReading},
     engine::Snapshot,
 };
 
@@ -45,6 +46,10 @@ pub trait Sources: Send + Sync + 'static {
     fn changes(&self) -> watch::Receiver<u64>;
     /// Lets go of a claim whatever is known of it.
     fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>>;
+    /// Makes a vNPU of a template on a device for an operator; gives it as read back.
+    fn create_vnpu(&self, device: String, template: String) -> BoxFuture<'static, Result<VnpuReading, Refusal>>;
+    /// Destroys a vNPU that no claim has, with `force` also while processes run on its card.
+    fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>>;
     /// What kubelet said of us.
     fn kubelet(&self) -> Kubelet;
     /// How the API server and our slices are.

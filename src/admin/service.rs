@@ -17,6 +17,7 @@ use super::{
 };
 use crate::domain::{
     claim::ClaimUid,
+    plan::chip_of,
     refusal::{Kind, Refusal},
 };
 
@@ -63,6 +64,38 @@ impl Service {
         tracing::warn!(claim.uid = %uid, "root releases a claim by force");
         self.sources.release(uid).await.map_err(|refusal| refused(&refusal))?;
         Ok(Response::new(proto::ReleaseClaimResponse { claim: Some(held) }))
+    }
+}
+
+impl Service {
+    async fn create(&self, request: Request<proto::CreateVnpuRequest>) -> Answer<proto::CreateVnpuResponse> {
+        self.permit(&request, Access::Change)?;
+        let proto::CreateVnpuRequest { device, template } = request.into_inner();
+        tracing::warn!(npu = device, template, "root makes a vNPU");
+        let made = self.sources.create_vnpu(device.clone(), template).await.map_err(|refusal| refused(&refusal))?;
+        let snapshot = self.sources.snapshot();
+        let entries = view::vnpus(&snapshot);
+        let listed = entries.into_iter().find(|entry| entry.vnpu.as_ref().is_some_and(|vnpu| vnpu.id == made.id));
+        // A card that was lost meanwhile has no entry: what was read back is told all the same.
+        let npu = snapshot.devices.iter().map(|view| &view.npu).find(|npu| npu.name.as_str() == device);
+        Ok(Response::new(proto::CreateVnpuResponse {
+            taken_at_ms: self.sources.now().as_millisecond(),
+            vnpu: listed.or_else(|| npu.map(|npu| view::foreign(npu, &made))),
+            closed: snapshot.closed.get(&device).cloned().unwrap_or_default(),
+        }))
+    }
+
+    async fn destroy(&self, request: Request<proto::DestroyVnpuRequest>) -> Answer<proto::DestroyVnpuResponse> {
+        self.permit(&request, Access::Change)?;
+        let proto::DestroyVnpuRequest { id, force } = request.into_inner();
+        tracing::warn!(vnpu = id, force, "root destroys a vNPU");
+        self.sources.destroy_vnpu(id, force).await.map_err(|refusal| refused(&refusal))?;
+        let snapshot = self.sources.snapshot();
+        let chip = chip_of(id);
+        let npu = snapshot.devices.iter().map(|view| &view.npu).find(|npu| npu.physical_ids().contains(&chip));
+        let device = npu.map(|npu| npu.name.to_string()).unwrap_or_default();
+        let closed = snapshot.closed.get(&device).cloned().unwrap_or_default();
+        Ok(Response::new(proto::DestroyVnpuResponse { device, closed }))
     }
 }
 
@@ -143,6 +176,30 @@ impl admin_server::Admin for Service {
     async fn release_claim(&self, request: Request<proto::ReleaseClaimRequest>) -> Answer<proto::ReleaseClaimResponse> {
         let result = self.release(request).await;
         self.count("release_claim", result)
+    }
+
+    async fn vnpus(&self, request: Request<proto::VnpusRequest>) -> Answer<proto::VnpusResponse> {
+        self.read("vnpus", &request, || proto::VnpusResponse {
+            taken_at_ms: self.sources.now().as_millisecond(),
+            vnpus: view::vnpus(&self.sources.snapshot()),
+        })
+    }
+
+    async fn templates(&self, request: Request<proto::TemplatesRequest>) -> Answer<proto::TemplatesResponse> {
+        self.read("templates", &request, || proto::TemplatesResponse {
+            taken_at_ms: self.sources.now().as_millisecond(),
+            devices: view::templates(&self.sources.snapshot()),
+        })
+    }
+
+    async fn create_vnpu(&self, request: Request<proto::CreateVnpuRequest>) -> Answer<proto::CreateVnpuResponse> {
+        let result = self.create(request).await;
+        self.count("create_vnpu", result)
+    }
+
+    async fn destroy_vnpu(&self, request: Request<proto::DestroyVnpuRequest>) -> Answer<proto::DestroyVnpuResponse> {
+        let result = self.destroy(request).await;
+        self.count("destroy_vnpu", result)
     }
 }
 

@@ -29,8 +29,9 @@ use crate::{
         notice::Severity,
         npu::StableId,
         plan::Node,
-        record::{Holding, Phase, Quarantined, Record},
+        record::{Cut, Holding, Phase, Quarantined, Record},
         refusal::Refusal,
+        vnpu::{CardReading, Resources, VnpuReading},
     },
     engine::{DeviceView, Snapshot},
 };
@@ -125,6 +126,22 @@ impl Sources for Fixed {
     fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>> {
         self.released.lock().unwrap().push(uid.to_string());
         Box::pin(async { Ok(()) })
+    }
+
+    fn create_vnpu(&self, device: String, template: String) -> BoxFuture<'static, Result<VnpuReading, Refusal>> {
+        let read = VnpuReading { id: 148, template, memory: 7 << 30, ai_cores: 5 };
+        let result = match device.as_str() {
+            "npu-2" => Ok(read),
+            "npu-0" => Err(Refusal::Denied { what: format!("a vNPU on {device}"), why: "a claim owns it".to_owned() }),
+            _ => Err(Refusal::NoSuch(format!("device {device}"))),
+        };
+        Box::pin(async { result })
+    }
+
+    fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
+        let why = "processes run on the card".to_owned();
+        let refusal = Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why };
+        Box::pin(async move { if force { Ok(()) } else { Err(refusal) } })
     }
 
     fn kubelet(&self) -> Kubelet {
@@ -248,6 +265,141 @@ async fn status_names_what_a_human_should_look_at() {
     let counts = status.claims.unwrap();
     assert_eq!((counts.prepared, counts.quarantined), (1, 1));
     assert!(status.kubelet.unwrap().registered);
+}
+
+const GIB: u64 = 1 << 30;
+
+fn read(id: u32, template: &str, gib: u64, ai_cores: u32) -> VnpuReading {
+    VnpuReading { id, template: template.to_owned(), memory: gib * GIB, ai_cores }
+}
+
+/// A claim's vNPU on the third card, of 8 GiB.
+fn cut(world: &mut Snapshot, uid: &str, id: u32, phase: Phase) {
+    let mut record = record(uid, &world.devices[2].npu.stable_id, "npu-2");
+    let (template, made) = ("vir05_1c_8g".to_owned(), phase != Phase::Intent);
+    record.devices[0].cut = Some(Cut { template, memory: 8 * GIB, ai_cores: 5, id, made, before: Vec::new() });
+    record.phase = phase;
+    world.devices[2].owners.push(record.clone());
+    world.claims.push(record);
+}
+
+#[tokio::test]
+async fn vnpus_are_those_of_claims_and_those_that_the_cards_have_besides() {
+    let mut running = start_as_own().await;
+    running.change(|world| {
+        for (uid, id, phase) in [
+            ("there", 132, Phase::Prepared),
+            ("lost", 133, Phase::Prepared),
+            ("other", 134, Phase::Prepared),
+            ("new", 135, Phase::Intent),
+            ("old", 136, Phase::Releasing),
+        ] {
+            cut(world, uid, id, phase);
+        }
+        let vnpus =
+            vec![read(132, "vir05_1c_8g", 7, 5), read(134, "vir10_3c_16g", 16, 10), read(140, "vir05_1c_8g", 8, 5)];
+        world.devices[2].reading = Some(CardReading { vnpus, free: None, processes: Some(Vec::new()) });
+        world.closed.insert("npu-2".to_owned(), "it has vNPUs that are not ours: 140".to_owned());
+    });
+    let list = running.client.vnpus(proto::VnpusRequest {}).await.unwrap().into_inner().vnpus;
+    let shown: Vec<_> = list
+        .iter()
+        .map(|entry| {
+            let claim = entry.claim.as_ref().map_or("-", |claim| claim.uid.as_str());
+            (entry.name.as_str(), entry.state.as_str(), claim, entry.vnpu.as_ref().unwrap().memory_bytes / GIB)
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            ("vnpu-2-132", "prepared", "there", 7),
+            ("vnpu-2-133", "lost", "lost", 8),
+            ("vnpu-2-134", "lost", "other", 8),
+            ("vnpu-2-134", "foreign", "-", 16),
+            ("vnpu-2-135", "preparing", "new", 8),
+            ("vnpu-2-136", "releasing", "old", 8),
+            ("vnpu-2-140", "foreign", "-", 8),
+        ]
+    );
+    let status = running.client.status(proto::StatusRequest {}).await.unwrap().into_inner();
+    let points: Vec<_> = status.attention.iter().map(|point| format!("{}: {}", point.subject, point.text)).collect();
+    for expected in [
+        "npu-2: takes no new claims: it has vNPUs that are not ours: 140",
+        "vnpu-2-133: of claim ml/train-lost on npu-2 was destroyed by somebody else; delete the pod",
+        "claim ml/train-new: its vNPUs are still being made",
+        "claim ml/train-old: it is released, but its vNPUs are not destroyed yet",
+    ] {
+        assert!(points.iter().any(|point| point == expected), "{expected} is not in {points:#?}");
+    }
+    let devices = running.client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices;
+    assert_eq!((devices[2].state.as_str(), devices[2].taints.len()), ("closed", 1));
+    assert_eq!(devices[2].reason, "it has vNPUs that are not ours: 140");
+
+    // After a reboot a vNPU that is not there is made again, and before the first reading nothing is lost.
+    running.change(|world| "boot-2".clone_into(&mut world.node.boot_id));
+    let list = running.client.vnpus(proto::VnpusRequest {}).await.unwrap().into_inner().vnpus;
+    assert_eq!((list[0].state.as_str(), list[1].state.as_str()), ("prepared", "absent"));
+    running.change(|world| world.devices[2].reading = None);
+    let list = running.client.vnpus(proto::VnpusRequest {}).await.unwrap().into_inner().vnpus;
+    assert_eq!((list.len(), list[1].state.as_str()), (5, "prepared"));
+    running.change(|world| drop(world.devices.remove(2)));
+    let list = running.client.vnpus(proto::VnpusRequest {}).await.unwrap().into_inner().vnpus;
+    assert_eq!((list[1].name.as_str(), list[1].state.as_str()), ("vnpu-2-133", "gone"));
+}
+
+#[tokio::test]
+async fn templates_tell_what_can_still_be_cut_or_why_nothing_can() {
+    let mut running = start_as_own().await;
+    let fits =
+        |device: &proto::DeviceTemplates| device.templates.iter().map(|template| template.fits).collect::<Vec<_>>();
+    let all = running.client.templates(proto::TemplatesRequest {}).await.unwrap().into_inner().devices;
+    assert_eq!((fits(&all[0]), all[0].reason.as_str()), (vec![Some(0); 4], "claim ml/train-u0 holds all of it"));
+    assert_eq!(fits(&all[2]), [None; 4], "not read");
+    assert_eq!(all[2].reason, "hard slicing is not enabled (--enable-hard-vnpu)");
+
+    running.change(|world| {
+        (world.model, world.slicing) = (Model::Consumable, String::new());
+        cut(world, "there", 132, Phase::Prepared);
+        cut(world, "new", 133, Phase::Intent);
+        let vnpus = vec![read(132, "vir05_1c_8g", 7, 5)];
+        let free = Some(Resources { memory: 23 * GIB, ai_cores: 15, ai_cpus: 6 });
+        world.devices[2].reading = Some(CardReading { vnpus, free, processes: Some(vec![7]) });
+        let busy = CardReading { processes: Some(vec![4711]), ..CardReading::default() };
+        world.devices[1].reading = Some(busy);
+    });
+    let all = running.client.templates(proto::TemplatesRequest {}).await.unwrap().into_inner().devices;
+    assert_eq!((fits(&all[1]), all[1].reason.as_str()), (vec![Some(0); 4], "processes run on it: [4711]"));
+    assert_eq!((fits(&all[2]), all[2].reason.as_str()), (vec![Some(2), Some(1), Some(1), Some(1)], ""));
+    let mix = |mix: &proto::Mix| {
+        mix.parts.iter().map(|part| format!("{} x {}", part.count, part.template)).collect::<Vec<_>>().join(" + ")
+    };
+    assert_eq!(
+        all[2].mixes.iter().map(mix).collect::<Vec<_>>(),
+        ["2 x vir05_1c_8g", "1 x vir10_3c_16g", "1 x vir10_3c_16g_nm", "1 x vir10_4c_16g_m"]
+    );
+}
+
+#[tokio::test]
+async fn what_an_operator_wants_of_vnpus_is_done_or_refused_with_its_code() {
+    let mut running = start_as_own().await;
+    let mut create = async |device: &str| {
+        let request = proto::CreateVnpuRequest { device: device.to_owned(), template: "vir05_1c_8g".to_owned() };
+        running.client.create_vnpu(request).await.map(tonic::Response::into_inner)
+    };
+    let made = create("npu-2").await.unwrap().vnpu.unwrap();
+    assert_eq!((made.name.as_str(), made.state.as_str()), ("vnpu-2-148", "foreign"));
+    assert_eq!(create("npu-0").await.unwrap_err().code(), Code::FailedPrecondition);
+    let absent = create("npu-9").await.unwrap_err();
+    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "there is no device npu-9"));
+    let mut destroy = async |force| {
+        let request = proto::DestroyVnpuRequest { id: 132, force };
+        running.client.destroy_vnpu(request).await.map(tonic::Response::into_inner)
+    };
+    assert_eq!(destroy(true).await.unwrap().device, "npu-2");
+    let failed = destroy(false).await.unwrap_err();
+    assert_eq!((failed.code(), failed.message().contains("processes run")), (Code::Aborted, true));
+    let metrics = running.metrics();
+    assert!(metrics.contains(r#"admin_requests_total{method="create_vnpu",code="refused"} 1"#), "{metrics}");
 }
 
 #[tokio::test]

@@ -10,19 +10,21 @@ use crate::{
     domain::{
         claim::ClaimRef,
         health::{Health, Level, codes_text},
+        model::Model,
         notice::Severity,
-        npu::StableId,
-        plan::Node,
-        record::{Holding, Phase, Quarantined, Record},
+        npu::{Npu, StableId},
+        plan::{self, Node},
+        record::{Cut, Holding, Phase, Quarantined, Record},
         slice::{self, Effect},
+        vnpu::{self, CardReading, VnpuReading},
     },
     engine::{DeviceView, Snapshot},
 };
 
 /// All devices: the cards of the last good scan, then those that claims hold and that are not among them.
 pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
-    let mut devices: Vec<_> =
-        snapshot.devices.iter().map(|view| device(view, &snapshot.node, &snapshot.driver_version)).collect();
+    let shown = |view| device(view, &snapshot.node, &snapshot.driver_version, closed(snapshot, view));
+    let mut devices: Vec<_> = snapshot.devices.iter().map(shown).collect();
     let present: BTreeSet<_> = snapshot.devices.iter().map(|view| &view.npu.stable_id).collect();
     let mut absent: BTreeMap<_, proto::Device> = BTreeMap::new();
     for record in &snapshot.claims {
@@ -40,18 +42,25 @@ pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
     devices
 }
 
-fn device(view: &DeviceView, node: &Node, driver_version: &str) -> proto::Device {
+fn device(view: &DeviceView, node: &Node, driver_version: &str, closed: Option<&str>) -> proto::Device {
     let (npu, first) = (&view.npu, view.npu.first());
-    let is_part = |holding: &Holding| holding.stable_id == npu.stable_id && holding.cut.is_some();
     let level = view.health.as_ref().map(|health| health.reading.level);
-    let state = match level {
-        Some(Level::Gone) => "gone",
-        _ if view.owners.iter().flat_map(|record| &record.devices).any(is_part) => "split",
-        _ if !view.owners.is_empty() => "in-use",
-        Some(level) if !level.is_usable() => "tainted",
+    let sick = level.filter(|level| !level.is_usable());
+    let state = match (level, holder_of_all(view)) {
+        (Some(Level::Gone), _) => "gone",
+        (_, Some(_)) => "in-use",
+        _ if sick.is_some() => "tainted",
+        _ if closed.is_some() => "closed",
+        _ if !view.owners.is_empty() => "split",
         _ => "free",
     };
-    let taints = level.map(|level| slice::taints(&node.driver, level)).unwrap_or_default();
+    let reason = match (closed, sick) {
+        (Some(why), _) => why.to_owned(),
+        (None, Some(level)) => format!("health {level}"),
+        (None, None) => String::new(),
+    };
+    let mut taints = level.map(|level| slice::taints(&node.driver, level)).unwrap_or_default();
+    taints.extend(closed.map(|why| slice::closed_taint(&node.driver, why)));
     proto::Device {
         name: npu.name.to_string(),
         model: first.chip_name.clone(),
@@ -68,7 +77,20 @@ fn device(view: &DeviceView, node: &Node, driver_version: &str) -> proto::Device
         pcie_root: first.pcie_root.clone().unwrap_or_default(),
         taints: taints.into_iter().map(taint).collect(),
         driver_version: driver_version.to_owned(),
+        reason,
     }
+}
+
+/// Why a card takes no new claims.
+fn closed<'a>(snapshot: &'a Snapshot, view: &DeviceView) -> Option<&'a str> {
+    snapshot.closed.get(view.npu.name.as_str()).map(String::as_str)
+}
+
+/// The claim that owns a card whole.
+fn holder_of_all(view: &DeviceView) -> Option<&Record> {
+    let is_whole =
+        |holding: &Holding| holding.stable_id == view.npu.stable_id && holding.cut.is_none() && !holding.admin_access;
+    view.owners.iter().find(|record| record.devices.iter().any(is_whole))
 }
 
 /// A card that a claim holds and that the last good scan did not find; before the first scan nobody knows.
@@ -107,6 +129,145 @@ fn effect(effect: Effect) -> &'static str {
 
 fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
     proto::ClaimName { namespace: claim.namespace.clone(), name: claim.name.clone(), uid: claim.uid.to_string() }
+}
+
+/// All vNPUs: those of claims, whether they are there or not, and those that the cards have besides; by card and id.
+pub(super) fn vnpus(snapshot: &Snapshot) -> Vec<proto::VnpuEntry> {
+    let views: BTreeMap<_, _> = snapshot.devices.iter().map(|view| (&view.npu.stable_id, view)).collect();
+    let mut entries = Vec::new();
+    for record in &snapshot.claims {
+        for holding in &record.devices {
+            if let Some(cut) = &holding.cut {
+                let view = views.get(&holding.stable_id).copied();
+                let position = view.map_or(u32::MAX, |view| view.npu.physical_id());
+                entries.push(((position, cut.id), vnpu_of_claim(snapshot, record, holding, cut, view)));
+            }
+        }
+    }
+    for view in &snapshot.devices {
+        for vnpu in view.reading.iter().flat_map(|reading| &reading.vnpus) {
+            let is_it = |cut: &Cut| cut.id == vnpu.id && vnpu.is_of(&cut.template);
+            let mut holdings = view.owners.iter().flat_map(|record| &record.devices);
+            if !holdings
+                .any(|holding| holding.stable_id == view.npu.stable_id && holding.cut.as_ref().is_some_and(is_it))
+            {
+                entries.push(((view.npu.physical_id(), vnpu.id), foreign(&view.npu, vnpu)));
+            }
+        }
+    }
+    entries.sort_by_key(|(position, _)| *position);
+    entries.into_iter().map(|(_, entry)| entry).collect()
+}
+
+fn vnpu_of_claim(
+    snapshot: &Snapshot,
+    record: &Record,
+    holding: &Holding,
+    cut: &Cut,
+    view: Option<&DeviceView>,
+) -> proto::VnpuEntry {
+    let reading = view.and_then(|view| view.reading.as_ref());
+    let is_there = reading.map(|reading| reading.has(cut.id, &cut.template));
+    let state = match record.phase {
+        Phase::Intent | Phase::Releasing => record.phase.as_str(),
+        Phase::Prepared if view.is_none() && snapshot.scanned_at.is_some() => "gone",
+        Phase::Prepared if is_there != Some(false) => record.phase.as_str(),
+        Phase::Prepared if record.boot_id != snapshot.node.boot_id => "absent",
+        Phase::Prepared => "lost",
+    };
+    let mut vnpu = part(cut, view.map(|view| view.npu.name.to_string()));
+    if let Some(read) = reading.and_then(|reading| reading.vnpu(cut.id)).filter(|_| is_there == Some(true)) {
+        (vnpu.memory_bytes, vnpu.ai_cores, vnpu.made) = (read.memory, read.ai_cores, true);
+    }
+    proto::VnpuEntry {
+        name: vnpu_name(view.map_or_else(|| plan::chip_of(cut.id), |view| view.npu.physical_id()), cut.id),
+        vnpu: Some(vnpu),
+        state: state.to_owned(),
+        claim: Some(claim_name(&record.claim)),
+        prepared_at_ms: Some(record.prepared_at.as_millisecond()),
+        cdi_device: format!("{}/npu={}", snapshot.node.driver, holding.cdi_device),
+    }
+}
+
+/// A vNPU that no claim has.
+pub(super) fn foreign(npu: &Npu, read: &VnpuReading) -> proto::VnpuEntry {
+    let vnpu = proto::Vnpu {
+        id: read.id,
+        template: read.template.clone(),
+        ai_cores: read.ai_cores,
+        memory_bytes: read.memory,
+        made: true,
+        card: npu.name.to_string(),
+    };
+    let name = vnpu_name(npu.physical_id(), read.id);
+    proto::VnpuEntry { name, vnpu: Some(vnpu), state: "foreign".to_owned(), ..proto::VnpuEntry::default() }
+}
+
+/// The name of a vNPU: by the physical id of its chip and its own id.
+pub fn vnpu_name(physical_id: u32, id: u32) -> String {
+    format!("vnpu-{physical_id}-{id}")
+}
+
+/// What can still be cut from each card, or why nothing can.
+pub(super) fn templates(snapshot: &Snapshot) -> Vec<proto::DeviceTemplates> {
+    snapshot.devices.iter().map(|view| templates_of(view, snapshot)).collect()
+}
+
+fn templates_of(view: &DeviceView, snapshot: &Snapshot) -> proto::DeviceTemplates {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let (device, model) = (view.npu.name.to_string(), view.npu.first().chip_name.clone());
+    let sliceable = match slice::sliceable(&view.npu) {
+        Ok(sliceable) => sliceable,
+        Err(why) => {
+            return proto::DeviceTemplates {
+                device,
+                model,
+                reason: why.to_string(),
+                ..proto::DeviceTemplates::default()
+            };
+        }
+    };
+    let off = (snapshot.model == Model::Off).then(|| snapshot.slicing.clone()).filter(|why| !why.is_empty());
+    let holder = holder_of_all(view).map(|record| format!("claim {} holds all of it", record.claim));
+    let reading = view.reading.as_ref();
+    // What stands in the way of everybody, then what only keeps claims away.
+    let obstacle = holder.or_else(|| reading.and_then(CardReading::obstacle));
+    let unread = || off.clone().unwrap_or_else(|| "it has not been read yet".to_owned());
+    let closed = || closed(snapshot, view).map(|why| format!("takes no new claims: {why}"));
+    let parts = || off.as_ref().map(|why| format!("no claim gets a part: {why}"));
+    let reason = obstacle.clone().or_else(|| reading.is_none().then(unread)).or_else(parts).or_else(closed);
+    // vNPUs that are being made take their room already.
+    let holdings = view.owners.iter().flat_map(|record| &record.devices);
+    let cuts =
+        holdings.filter(|holding| holding.stable_id == view.npu.stable_id).filter_map(|holding| holding.cut.as_ref());
+    let room = reading.map(|reading| {
+        let unmade = cuts.filter(|cut| !cut.made && !reading.has(cut.id, &cut.template));
+        let unmade = unmade.filter_map(|cut| sliceable.template(&cut.template));
+        unmade.fold(sliceable.room(reading), |room, template| room?.after(template)).filter(|_| obstacle.is_none())
+    });
+    let room = if obstacle.is_some() { Some(None) } else { room };
+    let template = |template: &vnpu::Template| proto::Template {
+        name: template.name.to_owned(),
+        ai_cores: template.takes.ai_cores,
+        ai_cpus: template.takes.ai_cpus,
+        memory_bytes: template.takes.memory,
+        fits: room.map(|room| count(room.map_or(0, |room| room.fitting(template)))),
+    };
+    let mix = |mix: vnpu::Mix| proto::Mix {
+        parts: mix
+            .0
+            .into_iter()
+            .map(|(name, n)| proto::MixPart { template: name.to_owned(), count: count(n) })
+            .collect(),
+    };
+    let mixes = room.flatten().map(|room| room.mixes(&sliceable.templates)).unwrap_or_default();
+    proto::DeviceTemplates {
+        device,
+        model,
+        templates: sliceable.templates.iter().map(template).collect(),
+        mixes: mixes.into_iter().map(mix).collect(),
+        reason: reason.unwrap_or_default(),
+    }
 }
 
 /// All claims, by namespace and name.
@@ -150,14 +311,7 @@ pub fn claim(
             Some(driver) => format!("{driver}/npu={}", holding.cdi_device),
             None => holding.cdi_device.clone(),
         },
-        vnpu: holding.cut.as_ref().map(|cut| proto::Vnpu {
-            id: cut.id,
-            template: cut.template.clone(),
-            ai_cores: cut.ai_cores,
-            memory_bytes: cut.memory,
-            made: cut.made,
-            card: card(&holding.stable_id).unwrap_or_default(),
-        }),
+        vnpu: holding.cut.as_ref().map(|cut| part(cut, card(&holding.stable_id))),
     };
     proto::Claim {
         claim: Some(claim_name(&record.claim)),
@@ -168,6 +322,17 @@ pub fn claim(
         this_boot: boot_id == Some(&record.boot_id),
         reason: String::new(),
         damaged_file: String::new(),
+    }
+}
+
+fn part(cut: &Cut, card: Option<String>) -> proto::Vnpu {
+    proto::Vnpu {
+        id: cut.id,
+        template: cut.template.clone(),
+        ai_cores: cut.ai_cores,
+        memory_bytes: cut.memory,
+        made: cut.made,
+        card: card.unwrap_or_default(),
     }
 }
 
@@ -298,6 +463,29 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
         parts.extend(device.taints.iter().map(|taint| format!("tainted {}", taint.effect)));
         let text = parts.join(", ");
         all.push(point(&device.name, text, health.since_ms));
+    }
+    for (device, why) in &snapshot.closed {
+        all.push(point(device, format!("takes no new claims: {why}"), None));
+    }
+    all.extend(vnpus(snapshot).iter().filter(|entry| entry.state == "lost").map(|entry| {
+        let claim = entry.claim.clone().unwrap_or_default();
+        let card = entry.vnpu.as_ref().map(|vnpu| vnpu.card.as_str()).unwrap_or_default();
+        let text = format!(
+            "of claim {}/{} on {card} was destroyed by somebody else; delete the pod",
+            claim.namespace, claim.name
+        );
+        point(&entry.name, text, None)
+    }));
+    for record in &snapshot.claims {
+        let (subject, parts) =
+            (format!("claim {}", record.claim), record.devices.iter().any(|holding| holding.cut.is_some()));
+        match record.phase {
+            Phase::Intent if parts => all.push(point(&subject, "its vNPUs are still being made".to_owned(), None)),
+            Phase::Releasing if parts => {
+                all.push(point(&subject, "it is released, but its vNPUs are not destroyed yet".to_owned(), None));
+            }
+            Phase::Intent | Phase::Releasing | Phase::Prepared => {}
+        }
     }
     for quarantined in &snapshot.quarantined {
         let text = format!(

@@ -17,6 +17,7 @@ use crate::{
         plan::{FoundFile, Node, Step},
         refusal::Refusal,
         slice::Pool,
+        vnpu::VnpuReading,
     },
     engine::{Api, Disk, Engine, Snapshot},
     kubelet, store,
@@ -127,6 +128,14 @@ impl admin::Sources for View {
 
     fn release(&self, uid: ClaimUid) -> BoxFuture<'static, Result<(), Refusal>> {
         self.engine.release(uid)
+    }
+
+    fn create_vnpu(&self, device: String, template: String) -> BoxFuture<'static, Result<VnpuReading, Refusal>> {
+        self.engine.operator_create(device, template)
+    }
+
+    fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.engine.operator_destroy(id, force)
     }
 
     fn kubelet(&self) -> admin::Kubelet {

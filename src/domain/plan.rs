@@ -30,7 +30,7 @@ use super::{
     record::{Cut, Holding, Ledger, Phase, Record, names},
     refusal::Refusal,
     slice::{self, MEMORY, Offer},
-    vnpu::{self, CardReading, Resources, Sliceable, Template, VnpuReading},
+    vnpu::{self, CardReading, Sliceable, Template, VnpuReading},
 };
 
 /// What never changes while the daemon runs.
@@ -521,15 +521,10 @@ fn part(
         let why = format!("it has vNPUs that are not ours: {}", id_text(&foreign));
         return Err(Refusal::Closed { claim: claim.clone(), device, why });
     }
-    if reading.vnpus.is_empty() && planned.is_empty() {
-        let why = match &reading.processes {
-            None => Some("the processes on it cannot be read".to_owned()),
-            Some(pids) if pids.is_empty() => None,
-            Some(pids) => Some(format!("processes run on it: {pids:?}")),
-        };
-        if let Some(why) = why {
-            return Err(Refusal::CardBusy { claim: claim.clone(), device, why });
-        }
+    if planned.is_empty()
+        && let Some(why) = reading.obstacle()
+    {
+        return Err(Refusal::CardBusy { claim: claim.clone(), device, why });
     }
     let unmade: Vec<_> = planned.iter().copied().filter(|cut| !cut.made).collect();
     check_room(claim, &device, sliceable, template, reading, &unmade)?;
@@ -562,31 +557,19 @@ fn check_room(
 
 /// By our own arithmetic, and by what the chip says is free; an error says what is left.
 fn room(sliceable: &Sliceable, template: &Template, reading: &CardReading, unmade: &[&Cut]) -> Result<(), String> {
-    let takes = |name: &str| sliceable.template(name).map(|template| template.takes);
-    let made =
-        reading.vnpus.iter().filter_map(|vnpu| sliceable.templates.iter().find(|template| vnpu.is_of(template.name)));
-    let planned = unmade.iter().filter_map(|cut| takes(&cut.template));
-    let ours = made.map(|template| template.takes).chain(planned.clone()).try_fold(sliceable.whole, Resources::minus);
-    let theirs = reading.free.map(|free| planned.clone().try_fold(free, Resources::minus));
-    // The chip keeps some memory for itself, so its own figure is taken with the tolerance of a vNPU's size.
-    let lean = Resources { memory: template.takes.memory - template.takes.memory / 8, ..template.takes };
-    let fits = |left: Option<Resources>, takes| left.and_then(|left| left.minus(takes)).is_some();
-    let count = reading.vnpus.len() + unmade.len();
-    if count < vnpu::VNPUS_MAX && fits(ours, template.takes) && theirs.is_none_or(|left| fits(left, lean)) {
+    let planned = unmade.iter().filter_map(|cut| sliceable.template(&cut.template));
+    let before = planned.fold(sliceable.room(reading), |room, planned| room?.after(planned));
+    if before.and_then(|room| room.after(template)).is_some() {
         return Ok(());
     }
-    let left = theirs.unwrap_or(ours).or(ours).map_or_else(
+    let left = before.map(vnpu::Room::left);
+    Err(left.map_or_else(
         || "nothing is left".to_owned(),
         |left| {
-            format!(
-                "{} of memory, {} AI cores and {} AI CPUs are left",
-                Quantity::bytes(left.memory),
-                left.ai_cores,
-                left.ai_cpus
-            )
+            let memory = Quantity::bytes(left.memory);
+            format!("{memory} of memory, {} AI cores and {} AI CPUs are left", left.ai_cores, left.ai_cpus)
         },
-    );
-    Err(left)
+    ))
 }
 
 fn id_text(ids: &[u32]) -> String {
@@ -847,10 +830,8 @@ pub fn operator_create(world: World<'_>, device: &str, template: &str) -> Result
         return Err(denied(format!("claim {} owns (a part of) the card", owner.claim)));
     }
     let reading = world.readings.get(&npu.stable_id).ok_or_else(|| denied("the card could not be read".to_owned()))?;
-    match &reading.processes {
-        Some(pids) if pids.is_empty() || !reading.vnpus.is_empty() => {}
-        Some(pids) => return Err(denied(format!("processes run on the card: {pids:?}"))),
-        None => return Err(denied("the processes on the card cannot be read".to_owned())),
+    if let Some(why) = reading.obstacle() {
+        return Err(denied(why));
     }
     let left = room(&sliceable, template, reading, &[]);
     left.map_err(|left| denied(format!("there is no room for {}: {left}", template.name)))?;
@@ -909,7 +890,7 @@ pub fn lost(npu: &Npu, reading: &CardReading, node: &Node, ledger: &Ledger) -> V
             .filter(|holding| holding.stable_id == npu.stable_id)
             .filter_map(|holding| holding.cut.as_ref())
         {
-            if cut.made && reading.vnpu(cut.id).is_none_or(|found| !found.is_of(&cut.template)) {
+            if cut.made && !reading.has(cut.id, &cut.template) {
                 lost.push((record.claim.clone(), cut.id));
             }
         }
@@ -929,6 +910,7 @@ mod tests {
         npu::MissingChip,
         quantity::Quantity,
         record::Quarantined,
+        vnpu::Resources,
     };
 
     const BOOT: &str = "boot-1";
@@ -1576,7 +1558,7 @@ mod tests {
         assert_eq!(create("npu-1", "vir05_1c_8g"), Ok((1, 117)), "a card that is cut already is not disturbed");
         for (device, template, why) in [
             ("npu-0", "vir05_1c_8g", "claim ml/claim-1 owns"),
-            ("npu-2", "vir05_1c_8g", "processes run on the card"),
+            ("npu-2", "vir05_1c_8g", "processes run on it: [7]"),
             ("npu-3", "vir99", "none of vir05_1c_8g"),
             ("npu-9", "vir05_1c_8g", "no device npu-9"),
         ] {

@@ -240,7 +240,7 @@ pub enum Refusal {
     #[error("claim {0} is being released; kubelet will try again")]
     Releasing(ClaimRef),
     /// An operator's wish that would harm.
-    #[error("{what} is refused: {why}")]
+    #[error("{what}: {why}")]
     Denied {
         /// What was wished.
         what: String,

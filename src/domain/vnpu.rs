@@ -4,6 +4,8 @@
 //! memory of a template is a **fraction of the chip's memory**: the figure in its name is nominal and on some boards
 //! wrong by a factor of two.
 
+use std::fmt;
+
 use super::npu::{ChipReading, Family};
 
 /// What a chip has, or a template takes.
@@ -80,6 +82,92 @@ impl CardReading {
     /// All ids.
     pub fn ids(&self) -> Vec<u32> {
         self.vnpus.iter().map(|vnpu| vnpu.id).collect()
+    }
+
+    /// True if a vNPU of this id and template is there.
+    pub fn has(&self, id: u32, template: &str) -> bool {
+        self.vnpu(id).is_some_and(|vnpu| vnpu.is_of(template))
+    }
+
+    /// Why the chip must not be cut just now: its first cut disturbs what runs on it. A chip that is cut can be cut on.
+    pub fn obstacle(&self) -> Option<String> {
+        match &self.processes {
+            _ if !self.vnpus.is_empty() => None,
+            None => Some("the processes on it cannot be read".to_owned()),
+            Some(pids) if pids.is_empty() => None,
+            Some(pids) => Some(format!("processes run on it: {pids:?}")),
+        }
+    }
+}
+
+/// What is left of a chip: by our own sums, and by what the chip tells. Both bind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    by_sums: Resources,
+    by_chip: Option<Resources>,
+    /// vNPUs that the chip can still have.
+    slots: usize,
+}
+
+impl Room {
+    /// The room after one more vNPU; `None` if it does not fit.
+    #[must_use]
+    pub fn after(self, template: &Template) -> Option<Self> {
+        let takes = template.takes;
+        // The chip keeps some memory for itself, so its own figure is taken with the tolerance of a vNPU's size.
+        let lean = Resources { memory: takes.memory - takes.memory / 8, ..takes };
+        Some(Self {
+            by_sums: self.by_sums.minus(takes)?,
+            by_chip: match self.by_chip {
+                Some(left) => Some(left.minus(lean)?),
+                None => None,
+            },
+            slots: self.slots.checked_sub(1)?,
+        })
+    }
+
+    /// What is left, as the chip tells if it does.
+    #[must_use]
+    pub fn left(self) -> Resources {
+        self.by_chip.unwrap_or(self.by_sums)
+    }
+
+    /// How many vNPUs of one template fit.
+    #[must_use]
+    pub fn fitting(self, template: &Template) -> usize {
+        std::iter::successors(self.after(template), |room| room.after(template)).count()
+    }
+
+    /// Every mix of templates that fits and to which none can be added, most of the first template first.
+    #[must_use]
+    pub fn mixes(self, templates: &[Template]) -> Vec<Mix> {
+        let mut found = Vec::new();
+        // What is still to be tried: a mix, the room after it, and the first template that may be added to it.
+        let mut open = vec![(Vec::<usize>::new(), self)];
+        while let Some((counts, room)) = open.pop() {
+            let Some(template) = templates.get(counts.len()) else {
+                let is_full = templates.iter().all(|template| room.after(template).is_none());
+                if is_full && counts.iter().any(|count| *count > 0) {
+                    let parts = templates.iter().zip(counts).filter(|(_, count)| *count > 0);
+                    found.push(Mix(parts.map(|(template, count)| (template.name, count)).collect()));
+                }
+                continue;
+            };
+            let rooms = std::iter::successors(Some(room), |room| room.after(template)).enumerate();
+            open.extend(rooms.map(|(count, room)| ([&counts[..], &[count]].concat(), room)));
+        }
+        found
+    }
+}
+
+/// vNPUs that fit on a chip together: templates, each with how many of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mix(pub Vec<(&'static str, usize)>);
+
+impl fmt::Display for Mix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<_> = self.0.iter().map(|(name, count)| format!("{count} x {name}")).collect();
+        f.write_str(&parts.join(" + "))
     }
 }
 
@@ -177,7 +265,7 @@ pub struct Sliceable {
 impl Sliceable {
     /// What a chip can be cut into.
     pub fn of(chip: &ChipReading) -> Result<Self, NotSliceable> {
-        let name = || chip.chip_name.clone();
+        let name = || if chip.chip_name.is_empty() { "the chip".to_owned() } else { chip.chip_name.clone() };
         if chip.family != Family::Ascend910B {
             return Err(NotSliceable::Family { chip: name() });
         }
@@ -255,18 +343,17 @@ impl Sliceable {
         templates
     }
 
-    /// How many vNPUs of one template fit into what is left.
-    pub fn fitting(&self, left: Resources, template: &Template, existing: usize) -> usize {
-        let mut left = Some(left);
-        let mut count = 0;
-        while existing + count < VNPUS_MAX {
-            left = left.and_then(|left| left.minus(template.takes));
-            if left.is_none() {
-                break;
-            }
-            count += 1;
-        }
-        count
+    /// What is left of the chip beside the vNPUs that were read; `None` if they take more than it has.
+    pub fn room(&self, reading: &CardReading) -> Option<Room> {
+        let templates =
+            reading.vnpus.iter().filter_map(|vnpu| self.templates.iter().find(|template| vnpu.is_of(template.name)));
+        let by_sums = templates.map(|template| template.takes).try_fold(self.whole, Resources::minus)?;
+        Some(Room { by_sums, by_chip: reading.free, slots: VNPUS_MAX.saturating_sub(reading.vnpus.len()) })
+    }
+
+    /// What an empty chip has.
+    pub fn empty(&self) -> Room {
+        Room { by_sums: self.whole, by_chip: None, slots: VNPUS_MAX }
     }
 }
 
@@ -363,6 +450,63 @@ mod tests {
         assert_eq!(eighths.mixes(&eighths.templates.iter().collect::<Vec<_>>()).len(), 35);
     }
 
+    fn reading(templates: &[&str], free: Option<Resources>) -> CardReading {
+        let vnpus = (100..).zip(templates).map(|(id, template)| {
+            let template = template.get(..TEMPLATE_NAME_TOLD).unwrap_or(template).to_owned();
+            VnpuReading { id, template, memory: 0, ai_cores: 0 }
+        });
+        CardReading { vnpus: vnpus.collect(), free, processes: Some(Vec::new()) }
+    }
+
+    fn mixes(chip: &Sliceable, reading: &CardReading) -> Vec<String> {
+        let plain: Vec<_> = chip.templates.iter().filter(|template| template.plain).cloned().collect();
+        chip.room(reading).map(|room| room.mixes(&plain)).unwrap_or_default().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn mixes_are_all_that_fit_and_to_which_nothing_can_be_added() {
+        let b4 = sliceable(0x28, 32, 20);
+        assert_eq!(
+            mixes(&b4, &reading(&[], None)),
+            ["4 x vir05_1c_8g", "2 x vir05_1c_8g + 1 x vir10_3c_16g", "2 x vir10_3c_16g"]
+        );
+        assert_eq!(
+            mixes(&b4, &reading(&["vir05_1c_8g"], None)),
+            ["3 x vir05_1c_8g", "1 x vir05_1c_8g + 1 x vir10_3c_16g"]
+        );
+        assert!(mixes(&b4, &reading(&["vir10_3c_16g", "vir10_3c_16g"], None)).is_empty());
+        assert!(mixes(&b4, &reading(&["vir10_3c_16g"; 3], None)).is_empty(), "more than the chip has");
+        // Two with four AI CPUs each do not fit beside each other, with three they do.
+        let all: Vec<_> = b4.empty().mixes(&b4.templates).iter().map(ToString::to_string).collect();
+        assert_eq!(all.len(), 9, "{all:?}");
+        assert!(all.contains(&"1 x vir10_3c_16g_nm + 1 x vir10_4c_16g_m".to_owned()), "{all:?}");
+        assert!(!all.contains(&"2 x vir10_4c_16g_m".to_owned()), "{all:?}");
+    }
+
+    #[test]
+    fn what_the_chip_says_is_free_binds_too() {
+        let b4 = sliceable(0x28, 32, 20);
+        let free = |gib, ai_cores| Some(Resources { memory: gib * GIB, ai_cores, ai_cpus: 7 });
+        // It keeps some memory for itself: 29 of 32 GiB are room for all.
+        assert_eq!(mixes(&b4, &reading(&[], free(29, 20))).len(), 3);
+        assert_eq!(mixes(&b4, &reading(&[], free(32, 14))), ["2 x vir05_1c_8g", "1 x vir10_3c_16g"]);
+        assert!(mixes(&b4, &reading(&[], free(32, 4))).is_empty());
+        let room = b4.room(&reading(&["vir05_1c_8g"], free(22, 15))).unwrap();
+        assert_eq!(room.left(), free(22, 15).unwrap());
+        let numbers: Vec<_> = b4.templates.iter().map(|template| room.fitting(template)).collect();
+        assert_eq!(numbers, [3, 1, 1, 1]);
+    }
+
+    #[test]
+    fn only_the_first_cut_minds_processes() {
+        assert_eq!(reading(&[], None).obstacle(), None);
+        let busy = |templates| CardReading { processes: Some(vec![4711]), ..reading(templates, None) };
+        assert_eq!(busy(&[]).obstacle().unwrap(), "processes run on it: [4711]");
+        assert_eq!(busy(&["vir05_1c_8g"]).obstacle(), None);
+        let blind = CardReading { processes: None, ..reading(&[], None) };
+        assert_eq!(blind.obstacle().unwrap(), "the processes on it cannot be read");
+    }
+
     #[test]
     fn ids_of_a_chip_are_sixteen_from_a_hundred_on() {
         assert_eq!(ids(0), 100..116);
@@ -379,6 +523,25 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn every_mix_fits_and_is_full(
+            board in prop::sample::select(&[0x28, 0x31, 0x32][..]),
+            free in prop::option::of((0..=64u64, 0..=24u32, 0..=7u32)),
+            made in 0..4usize,
+        ) {
+            let chip = sliceable(board, if board == 0x28 { 32 } else { 64 }, if board == 0x31 { 24 } else { 20 });
+            let free = free.map(|(gib, ai_cores, ai_cpus)| Resources { memory: gib * GIB, ai_cores, ai_cpus });
+            let Some(room) = chip.room(&reading(&vec![chip.templates[0].name; made], free)) else { return Ok(()) };
+            let mixes = room.mixes(&chip.templates);
+            for mix in &mixes {
+                let parts = mix.0.iter().flat_map(|(name, count)| vec![chip.template(name).unwrap(); *count]);
+                let rest = parts.into_iter().try_fold(room, Room::after);
+                prop_assert!(rest.is_some(), "{mix} does not fit");
+                prop_assert!(chip.templates.iter().all(|template| rest.unwrap().after(template).is_none()), "{mix}");
+            }
+            prop_assert_eq!(mixes.is_empty(), chip.templates.iter().all(|template| room.fitting(template) == 0));
+        }
+
         #[test]
         fn what_memory_picks_always_holds_the_request(memory in 1..=32 * GIB, bin in 0..3usize) {
             let board = [0x28, 0x31, 0x32][bin];

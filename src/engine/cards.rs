@@ -9,10 +9,11 @@ use std::{
     time::Duration,
 };
 
+use futures::future::BoxFuture;
 use tokio::{sync::OwnedMutexGuard, time::Instant};
 use tracing::{info, warn};
 
-use super::{Core, steps};
+use super::{Core, health, steps};
 use crate::{
     device::Fault,
     domain::{
@@ -167,31 +168,67 @@ async fn write(core: &Core, claim: &ClaimRef, record: Record) -> Result<(), Refu
     })
 }
 
+/// Runs work of an operator as a task of its own: a caller that goes away leaves no card half changed and unlocked.
+pub(super) fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> BoxFuture<'static, Result<T, Refusal>> {
+    Box::pin(async move {
+        tokio::spawn(work).await.unwrap_or_else(|error| {
+            Err(Refusal::OperatorFailed { what: "the operator's wish".to_owned(), why: error.to_string() })
+        })
+    })
+}
+
 /// Makes a vNPU for an operator; gives it as read back. The card leaves the pool, since no claim of ours names it.
-pub(super) async fn operator_create(core: &Core, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
+pub(super) async fn operator_create(core: &Arc<Core>, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
     let what = || format!("making a vNPU on {device}");
     let failed = |fault: Fault| Refusal::OperatorFailed { what: what(), why: fault.to_string() };
     let (card, physical_id) = core.state.card_of(device).ok_or_else(|| Refusal::NoSuch(format!("device {device}")))?;
+    if !core.wish.enabled {
+        let why = "hard slicing is not enabled (--enable-hard-vnpu)".to_owned();
+        return Err(Refusal::Denied { what: format!("a vNPU on {device}"), why });
+    }
     let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
     let reading = core.backend.card(physical_id).await.map_err(failed)?;
-    let readings = Readings::from([(card, reading)]);
-    let (physical_id, id) = core.state.plan(&readings, |world| plan::operator_create(world, device, template))?;
-    let id = core.backend.create(physical_id, template, id).await.map_err(failed)?;
-    let reading = core.backend.card(physical_id).await.map_err(failed)?;
+    let readings = Readings::from([(card.clone(), reading)]);
+    let (physical_id, id) = core.state.close_for_operator(&card, &readings, device, template)?;
+    let made = core.backend.create(physical_id, template, id).await;
+    // Whatever came of it, what the card has now decides whether it takes claims.
+    let after = read_anew(core, &card, physical_id).await;
+    let id = made.map_err(failed)?;
     let why = format!("the library made vNPU {id} and does not list it");
-    reading.vnpu(id).cloned().ok_or_else(|| Refusal::OperatorFailed { what: what(), why })
+    after.map_err(failed)?.vnpu(id).cloned().ok_or_else(|| Refusal::OperatorFailed { what: what(), why })
 }
 
 /// Destroys a vNPU that no claim has.
-pub(super) async fn operator_destroy(core: &Core, id: u32, force: bool) -> Result<(), Refusal> {
+pub(super) async fn operator_destroy(core: &Arc<Core>, id: u32, force: bool) -> Result<(), Refusal> {
     let failed =
         |fault: Fault| Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why: fault.to_string() };
     let (card, physical_id) = core.state.card_of_vnpu(id).ok_or_else(|| Refusal::NoSuch(format!("vNPU {id}")))?;
     let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
-    let reading = core.backend.card(physical_id).await.map_err(failed)?;
-    let readings = Readings::from([(card, reading)]);
+    let before = core.backend.card(physical_id).await.map_err(failed)?;
+    let readings = Readings::from([(card.clone(), before.clone())]);
     let physical_id = core.state.plan(&readings, |world| plan::operator_destroy(world, id, force))?;
-    core.backend.destroy(physical_id, id).await.map_err(failed)
+    let destroyed = core.backend.destroy(physical_id, id).await;
+    let after = read_anew(core, &card, physical_id).await;
+    let Err(fault) = destroyed else { return Ok(()) };
+    // An error may come after success, or with the vNPU made again under another id.
+    match after.map_err(failed)? {
+        after if after.ids().iter().any(|id| before.vnpu(*id).is_none()) => {
+            let new: Vec<_> = after.ids().into_iter().filter(|id| before.vnpu(*id).is_none()).collect();
+            let why = format!("{fault}; the library made it again as {new:?}");
+            Err(Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why })
+        }
+        after if after.vnpu(id).is_none() => Ok(()),
+        _ => Err(failed(fault)),
+    }
+}
+
+/// Reads a card and takes the reading in, so that it closes or opens at once.
+async fn read_anew(core: &Arc<Core>, card: &StableId, physical_id: u32) -> Result<CardReading, Fault> {
+    let reading = core.backend.card(physical_id).await?;
+    health::settle(core, core.state.read_card(card, reading.clone())).await;
+    Ok(reading)
 }
 
 /// Waits until the vendor's own replay of vNPUs after a boot has ended: before that an id may be taken at any moment.

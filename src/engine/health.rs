@@ -232,7 +232,7 @@ async fn forbidden(core: &Arc<Core>) -> Option<String> {
 }
 
 /// Says what changed, and writes the node's memory if it did.
-async fn settle(core: &Arc<Core>, change: Change) {
+pub(super) async fn settle(core: &Arc<Core>, change: Change) {
     for notice in &change.notices {
         core.outbox.say(notice);
     }

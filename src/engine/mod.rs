@@ -225,14 +225,22 @@ impl Engine {
         claims::unprepare(self.core.clone(), self.received(), claim, true)
     }
 
-    /// Makes a vNPU for an operator: its card leaves the pool. Gives it as read back.
-    pub async fn operator_create(&self, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
-        cards::operator_create(&self.core, device, template).await
+    /// Makes a vNPU for an operator: its card leaves the pool. Gives it as read back. The work goes on if the answer is
+    /// no longer awaited.
+    pub fn operator_create(
+        &self,
+        device: String,
+        template: String,
+    ) -> BoxFuture<'static, Result<VnpuReading, Refusal>> {
+        let core = self.core.clone();
+        cards::detached(async move { cards::operator_create(&core, &device, &template).await })
     }
 
-    /// Destroys a vNPU that no claim has; `force` also while processes run on its card.
-    pub async fn operator_destroy(&self, id: u32, force: bool) -> Result<(), Refusal> {
-        cards::operator_destroy(&self.core, id, force).await
+    /// Destroys a vNPU that no claim has; `force` also while processes run on its card. The work goes on if the answer
+    /// is no longer awaited.
+    pub fn operator_destroy(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
+        let core = self.core.clone();
+        cards::detached(async move { cards::operator_destroy(&core, id, force).await })
     }
 
     /// Health of all devices that live claims hold; the complete list at each change.

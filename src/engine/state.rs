@@ -365,6 +365,24 @@ impl State {
         plan::made(&self.known().ledger, intent, read)
     }
 
+    /// Plans an operator's vNPU and closes its card at once, so that no claim gets the card while it is made.
+    pub(super) fn close_for_operator(
+        &self,
+        card: &StableId,
+        readings: &Readings,
+        device: &str,
+        template: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        let mut known = self.known();
+        let inventory = known.inventory.clone();
+        let inventory = inventory.ok_or_else(|| Refusal::NotScanned("no scan has succeeded".to_owned()))?;
+        let world = known.world(&self.node, &inventory, readings, Timestamp::UNIX_EPOCH);
+        let order = plan::operator_create(world, device, template)?;
+        known.offer.closed.entry(card.clone()).or_insert_with(|| "an operator cuts it".to_owned());
+        self.changed(&known);
+        Ok(order)
+    }
+
     /// Enters a record as it is on disk now.
     pub(super) fn enter(&self, record: Record) {
         let mut known = self.known();

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::*;
 use crate::{
-    device::{Fault, Status},
+    device::{self, Fault, Status, memory::Call},
     domain::{
         claim::AllocatedDevice,
         health::{HealthReading, Level},
@@ -499,6 +499,74 @@ async fn a_damaged_claim_is_released_by_force_only() {
     bench.engine.release(uid).await.unwrap();
     assert!(bench.disk.is_empty());
     bench.prepare(&claim(1, "npu-1")).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
+    let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
+    let engine = |enabled| {
+        let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+        let driver = DriverName::new("npu.huawei.com").unwrap();
+        let parts = Parts {
+            node: Node { driver, pool, boot_id: "boot".to_owned() },
+            backend: hardware.clone(),
+            disk: Arc::new(Memory::default()),
+            api: Arc::new(Handle(Server::open())),
+            loaded: Loaded::default(),
+            // No turn but the first: what is seen below comes of the call itself.
+            timing: Timing { health_interval: Duration::from_hours(1), ..Timing::default() },
+            wish: Wish { enabled, ..Wish::default() },
+            uptime: Box::new(|| Duration::from_hours(1)),
+            rival: Box::new(|| None),
+        };
+        let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
+        let (running, stop) = (engine.clone(), shutdown.clone());
+        tokio::spawn(async move { running.run(stop, || {}).await });
+        (engine, shutdown.drop_guard())
+    };
+    let recovered = async |engine: &Engine| {
+        let mut recovered = engine.core.state.recovered();
+        tokio::time::timeout(Duration::from_secs(20), recovered.wait_for(|is| *is)).await.unwrap().unwrap();
+    };
+    let create =
+        async |engine: &Engine, device: &str| engine.operator_create(device.to_owned(), "vir05_1c_8g".to_owned()).await;
+    let prepare = async |engine: &Engine, n, device| engine.prepare(engine.received(), claim(n, device)).await;
+
+    let (off, _off) = engine(false);
+    recovered(&off).await;
+    let text = create(&off, "npu-0").await.unwrap_err().to_string();
+    assert!(text.contains("hard slicing is not enabled"), "{text}");
+
+    let (engine, _on) = engine(true);
+    recovered(&engine).await;
+    let made = create(&engine, "npu-0").await.unwrap();
+    assert_eq!((made.id, engine.snapshot().closed["npu-0"].as_str()), (100, "it has vNPUs that are not ours: 100"));
+    assert!(matches!(prepare(&engine, 1, "npu-0").await, Err(Refusal::Closed { .. })));
+    prepare(&engine, 2, "npu-1").await.unwrap();
+    assert!(matches!(create(&engine, "npu-1").await, Err(Refusal::Denied { .. })));
+    assert!(!engine.snapshot().closed.contains_key("npu-1"), "a refusal changes nothing");
+    engine.operator_destroy(100, false).await.unwrap();
+    assert_eq!((hardware.vnpus().len(), engine.snapshot().closed.len()), (0, 0));
+    prepare(&engine, 1, "npu-0").await.unwrap();
+
+    // An error may come after success; what the card has then decides.
+    let failing = |call| {
+        let fault = Fault::Failed { backend: "memory", call: "any".to_owned(), why: "told so".to_owned() };
+        hardware.plant(call, device::memory::Mishap::After(fault));
+    };
+    failing(Call::Create);
+    assert!(matches!(create(&engine, "npu-2").await, Err(Refusal::OperatorFailed { .. })));
+    assert!(engine.snapshot().closed["npu-2"].contains("132"));
+    hardware.unplant();
+    failing(Call::Destroy);
+    engine.operator_destroy(132, false).await.expect("it is gone, so it was destroyed");
+    assert!(engine.snapshot().closed.is_empty());
+    hardware.unplant();
+    create(&engine, "npu-3").await.unwrap();
+    hardware.plant(Call::Destroy, device::memory::Mishap::Remade);
+    let text = engine.operator_destroy(148, false).await.unwrap_err().to_string();
+    assert!(text.contains("made it again as"), "{text}");
+    assert!(engine.snapshot().closed.contains_key("npu-3"));
 }
 
 #[tokio::test]

@@ -69,9 +69,15 @@ fn a_socket_that_keeps_us_out_is_exit_5_and_names_the_group() {
 #[test]
 fn somebody_who_connects_and_is_no_member_is_exit_5() {
     let daemon = with_readers(READERS);
-    for args in
-        [&["devices"][..], &["device", "npu-0"], &["status"], &["slices"], &["vnpu", "list"], &["devices", "-w"]]
-    {
+    for args in [
+        &["devices"][..],
+        &["device", "npu-0"],
+        &["status"],
+        &["slices"],
+        &["vnpu", "list"],
+        &["vnpu", "templates"],
+        &["devices", "-w"],
+    ] {
         let (code, data, words) = fixture::run(&mut Stranger::new().npuctl(&daemon, NOBODY, args));
         assert_eq!((code, data.as_str()), (5, ""), "{args:?}");
         let why = format!("user {} is neither root nor a member of group npu-dra\n", uid());
@@ -81,17 +87,27 @@ fn somebody_who_connects_and_is_no_member_is_exit_5() {
 }
 
 #[test]
-fn a_member_may_look_and_not_release() {
+fn a_member_may_look_and_change_nothing() {
     let gid = if is_root() { READERS } else { nix::unistd::getegid().as_raw() };
     let daemon = with_readers(gid);
     let stranger = Stranger::new();
     let (code, data, words) = fixture::run(&mut stranger.npuctl(&daemon, gid, &["devices", "-o", "name"]));
     assert_eq!((code, words.as_str()), (0, ""));
     assert_eq!(data, "npu-0\nnpu-1\nnpu-2\nnpu-3\nnpu-7\n");
-    let release = ["claims", "release", fixture::TRAIN, "--force"];
-    let (code, _, words) = fixture::run(&mut stranger.npuctl(&daemon, gid, &release));
+    let (code, ..) = fixture::run(&mut stranger.npuctl(&daemon, gid, &["vnpu", "templates"]));
+    assert_eq!(code, 0);
     let why =
         format!("user {} is not root, and only root may change anything\n  Run the same command as root\n", uid());
-    assert_eq!(code, 5);
-    assert!(words.ends_with(&why), "{words}");
+    for change in [
+        &["claims", "release", fixture::TRAIN, "--force"][..],
+        &["vnpu", "create", "--device", "npu-1", "--template", "vir05_1c_16g"],
+        &["vnpu", "destroy", "117", "--force"],
+        &["vnpu", "destroy", "vnpu-1-117"],
+    ] {
+        let (code, data, words) = fixture::run(&mut stranger.npuctl(&daemon, gid, change));
+        assert_eq!((code, data.as_str()), (5, ""), "{change:?}");
+        assert!(words.ends_with(&why), "{words}");
+    }
+    let (_, data, _) = fixture::run(&mut stranger.npuctl(&daemon, gid, &["vnpu", "list", "-o", "name"]));
+    assert_eq!(data, "", "nothing was made");
 }

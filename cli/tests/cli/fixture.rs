@@ -24,6 +24,7 @@ use npu_dra::{
         plan::Node,
         record::{Cut, Holding, Phase, Quarantined, Record},
         refusal::Refusal,
+        vnpu::{CardReading, Resources, VnpuReading},
     },
     engine::{DeviceView, Snapshot},
 };
@@ -170,28 +171,68 @@ pub(crate) fn snapshot() -> Snapshot {
     }
 }
 
-/// Cuts `npu-1` into two parts, of which one is still being made.
-pub(crate) fn split(world: &mut Snapshot) {
-    let card = world.devices[1].npu.stable_id.clone();
-    let part = |uid: &str, name: &str, id: u32, template: &str, cores: u32, gib: u64, phase: Phase| {
-        let mut holding = holding(uid, "npu-1", &card, 1, false);
-        holding.share_id = Some(format!("{uid}-share"));
-        holding.cut = Some(Cut {
-            template: template.to_owned(),
-            memory: gib << 30,
-            ai_cores: cores,
-            id,
-            made: phase != Phase::Intent,
-            before: Vec::new(),
-        });
-        Record { phase, ..record(uid, ("ml", name), ago(41), vec![holding]) }
-    };
-    let first = part("66666666-aaaa-4bbb-8ccc-000000000006", "infer-b", 100, "vir10_3c_32g", 10, 32, Phase::Prepared);
-    let second = part("77777777-aaaa-4bbb-8ccc-000000000007", "infer-c", 101, "vir05_1c_16g", 5, 16, Phase::Intent);
-    world.devices[1].owners = vec![first.clone(), second.clone()];
-    world.claims.extend([first, second]);
+const GIB: u64 = 1 << 30;
+
+/// A vNPU of `npu-1` as the card shows it.
+fn read(id: u32, template: &str, ai_cores: u32, memory: u64) -> VnpuReading {
+    VnpuReading { id, template: template.to_owned(), memory, ai_cores }
+}
+
+/// Gives `npu-1` to a claim in part.
+fn cut(world: &mut Snapshot, uid: &str, name: &str, wanted: &VnpuReading, phase: Phase) {
+    let mut holding = holding(uid, "npu-1", &world.devices[1].npu.stable_id, 1, false);
+    holding.share_id = Some(format!("{uid}-share"));
+    holding.cdi_device = format!("{}_v{}", holding.cdi_device, wanted.id);
+    holding.cut = Some(Cut {
+        template: wanted.template.clone(),
+        memory: wanted.memory,
+        ai_cores: wanted.ai_cores,
+        id: wanted.id,
+        made: phase != Phase::Intent,
+        before: Vec::new(),
+    });
+    let record = Record { phase, ..record(uid, ("ml", name), ago(41), vec![holding]) };
+    world.devices[1].owners.push(record.clone());
+    world.claims.push(record);
+}
+
+/// Makes the 910B cards such that they can be cut, with `npu-1` read and idle.
+pub(crate) fn sliced(world: &mut Snapshot) {
+    for device in &mut world.devices[..2] {
+        device.npu.dies[0].board_id = Some(0x32);
+    }
+    world.devices[1].reading = Some(CardReading { processes: Some(Vec::new()), ..CardReading::default() });
     world.model = Model::Consumable;
     world.slicing = String::new();
+}
+
+/// Cuts `npu-1` into two parts, of which one is still being made.
+pub(crate) fn split(world: &mut Snapshot) {
+    sliced(world);
+    let (first, second) = (read(116, "vir10_3c_32g", 10, 32 * GIB), read(117, "vir05_1c_16g", 5, 16 * GIB));
+    cut(world, "66666666-aaaa-4bbb-8ccc-000000000006", "infer-b", &first, Phase::Prepared);
+    cut(world, "77777777-aaaa-4bbb-8ccc-000000000007", "infer-c", &second, Phase::Intent);
+    // The chip keeps some memory for itself.
+    let vnpus = vec![VnpuReading { memory: 32 * GIB - 512 * MIB, ..first }];
+    let free = Some(Resources { memory: 31 * GIB, ai_cores: 10, ai_cpus: 4 });
+    world.devices[1].reading = Some(CardReading { vnpus, free, processes: Some(Vec::new()) });
+}
+
+/// Puts an operator's vNPU beside those of claims on `npu-1`, destroys one of these, and releases the other.
+pub(crate) fn disturbed(world: &mut Snapshot) {
+    sliced(world);
+    let (lost, leaving, foreign) = (
+        read(116, "vir05_1c_16g", 5, 16 * GIB),
+        read(117, "vir05_1c_16g", 5, 16 * GIB),
+        read(120, "vir10_3c_32g", 10, 32 * GIB),
+    );
+    cut(world, "66666666-aaaa-4bbb-8ccc-000000000006", "infer-b", &lost, Phase::Prepared);
+    cut(world, "77777777-aaaa-4bbb-8ccc-000000000007", "infer-c", &leaving, Phase::Releasing);
+    let reading = CardReading { vnpus: vec![leaving, foreign], free: None, processes: Some(Vec::new()) };
+    world.devices[1].reading = Some(reading);
+    world.closed.insert("npu-1".to_owned(), "it has vNPUs that are not ours: 120".to_owned());
+    world.model = Model::Partitionable;
+    "the API server does not keep DRAConsumableCapacity".clone_into(&mut world.slicing);
 }
 
 fn damaged() -> Quarantined {
@@ -244,6 +285,47 @@ impl Sources for World {
             uid: "55555555-aaaa-4bbb-8ccc-000000000005".to_owned(),
         };
         Box::pin(async move { if refused { Err(refusal) } else { Ok(()) } })
+    }
+
+    /// As the engine does it, for the template of 16 GiB on `npu-1`.
+    fn create_vnpu(&self, device: String, template: String) -> BoxFuture<'static, Result<VnpuReading, Refusal>> {
+        let denied = |why: &str| Err(Refusal::Denied { what: format!("a vNPU on {device}"), why: why.to_owned() });
+        let result = match (device.as_str(), template.as_str()) {
+            ("npu-1", "vir05_1c_16g") => {
+                let made = read(117, &template, 5, 16 * GIB);
+                self.change(|world| {
+                    world.devices[1].reading.get_or_insert_default().vnpus.push(made.clone());
+                    world.closed.insert(device, "it has vNPUs that are not ours: 117".to_owned());
+                });
+                Ok(made)
+            }
+            ("npu-1", "vir10_3c_32g") => {
+                let why = "dcmi: dcmi_create_vdevice failed: -8020".to_owned();
+                Err(Refusal::OperatorFailed { what: format!("making a vNPU on {device}"), why })
+            }
+            ("npu-1", _) => denied("\"vir99\" is none of vir05_1c_16g, vir10_3c_32g"),
+            ("npu-0", _) => denied("claim ml/train-0 owns (a part of) the card"),
+            _ => Err(Refusal::NoSuch(format!("device {device}"))),
+        };
+        Box::pin(async { result })
+    }
+
+    /// As the engine does it, for the vNPU that [`create_vnpu`](Self::create_vnpu) makes.
+    fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
+        let denied = |why: &str| Err(Refusal::Denied { what: format!("destroying vNPU {id}"), why: why.to_owned() });
+        let result = match (id, force) {
+            (116, _) => denied("it belongs to claim ml/infer-b; delete the pod"),
+            (117, false) => denied("processes run on the card: [4711]; --force destroys it all the same"),
+            (117, true) => {
+                self.change(|world| {
+                    world.devices[1].reading = Some(CardReading::default());
+                    world.closed.clear();
+                });
+                Ok(())
+            }
+            _ => Err(Refusal::NoSuch(format!("vNPU {id}"))),
+        };
+        Box::pin(async { result })
     }
 
     fn kubelet(&self) -> Kubelet {

@@ -20,7 +20,9 @@ fn manual_pages_are_written_one_a_command() {
         assert!(main.contains(&format!("npuctl\\-{command}(1)")), "{command} is not in {main}");
         assert!(page(&format!("npuctl-{command}")).contains(".SH SYNOPSIS"), "{command}");
     }
-    for nested in ["npuctl-claims-list", "npuctl-claims-show", "npuctl-claims-release", "npuctl-vnpu-list"] {
+    let claims = ["list", "show", "release"].map(|name| format!("npuctl-claims-{name}"));
+    let vnpu = ["list", "templates", "create", "destroy"].map(|name| format!("npuctl-vnpu-{name}"));
+    for nested in claims.iter().chain(&vnpu) {
         assert!(page(nested).contains(".SH SYNOPSIS"), "{nested}");
     }
     assert!(!main.contains("generate"), "hidden commands have no page");

@@ -36,6 +36,29 @@ fn a_card_that_is_split_shows_its_parts() {
 }
 
 #[test]
+fn a_card_that_others_use_too_shows_who_and_what_is_lost() {
+    let daemon = Daemon::start();
+    daemon.world.change(fixture::disturbed);
+    let cases = cases();
+    cases.env("NPUCTL_SOCKET", daemon.socket().to_str().unwrap());
+    cases.case("tests/cli/transcripts/disturbed/*.trycmd");
+    cases.run();
+    drop(daemon);
+}
+
+#[test]
+fn an_operator_makes_and_destroys_vnpus() {
+    let daemon = Daemon::start();
+    daemon.world.change(fixture::sliced);
+    let cases = cases();
+    cases.env("NPUCTL_SOCKET", daemon.socket().to_str().unwrap());
+    cases.insert_var("[SOCKET]", daemon.socket().to_str().unwrap().to_owned()).unwrap();
+    cases.case("tests/cli/transcripts/operator/*.trycmd");
+    cases.run();
+    drop(daemon);
+}
+
+#[test]
 fn root_sees_the_records_while_the_daemon_is_down() {
     if !fixture::is_root() {
         // Others get an error: see the test of that.
@@ -90,6 +113,7 @@ fn json_and_yaml_are_one_document_with_exact_bytes() {
         &["status"],
         &["version"],
         &["vnpu", "list", "-q"],
+        &["vnpu", "templates"],
     ] {
         let form = |form: &str| fixture::run(&mut daemon.npuctl(&[args, &["-o", form]].concat()));
         let ((_, json, _), (code, yaml, words)) = (form("json"), form("yaml"));

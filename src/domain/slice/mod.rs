@@ -197,7 +197,7 @@ pub fn is_placeholder(device: &str) -> bool {
 fn parts_of(offer: &Offer, model: Model, npu: &Npu) -> Vec<Part> {
     let Ok(sliceable) = sliceable(npu) else { return Vec::new() };
     let number = |template: &Template| match model {
-        Model::Partitionable => sliceable.fitting(sliceable.whole, template, 0),
+        Model::Partitionable => sliceable.empty().fitting(template),
         Model::Static => {
             let layout = offer.layout.get(npu.name.as_str());
             layout.map_or(0, |names| names.iter().filter(|name| *name == template.name).count())
@@ -377,8 +377,7 @@ impl Writer<'_> {
         let level = self.health.get(&npu.stable_id).map(|health| health.reading.level);
         let mut taints = level.map(|level| taints(self.driver, level)).unwrap_or_default();
         if let Some(why) = self.offer.closed(&npu.stable_id) {
-            let key = format!("{}/closed", self.driver);
-            taints.push(Taint { key, value: label_from(why), effect: Effect::NoSchedule });
+            taints.push(closed_taint(self.driver, why));
         }
         taints
     }
@@ -443,6 +442,11 @@ pub fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
         return Vec::new();
     }
     vec![Taint { key: format!("{driver}/unhealthy"), value: level.to_string(), effect: Effect::NoSchedule }]
+}
+
+/// The taint of a card that takes no new claims.
+pub fn closed_taint(driver: &DriverName, why: &str) -> Taint {
+    Taint { key: format!("{driver}/closed"), value: label_from(why), effect: Effect::NoSchedule }
 }
 
 /// A whole card. Every device of ours has the same own attribute names: a missing one would be a CEL error that stops
