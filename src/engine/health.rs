@@ -216,7 +216,9 @@ async fn forbidden(core: &Arc<Core>) -> Option<String> {
     if core.state.has_unowned_vnpu() {
         return Some(format!("the vendor's replay of vNPUs is on, and there are vNPUs that are not ours; {command}"));
     }
-    if core.state.has_vnpu() || !vendor.listed.is_empty() {
+    // What is listed and not there after the replay's time is a left-over of the list.
+    let pending = !vendor.listed.is_empty() && (core.uptime)() < core.timing.replay_wait;
+    if core.state.has_vnpu() || pending {
         return None;
     }
     match core.backend.set_replay(false).await {
