@@ -11,7 +11,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    os::unix::net::UnixListener,
+    os::unix::{fs::FileTypeExt as _, net::UnixListener},
     path::PathBuf,
     pin::Pin,
     sync::Arc,
@@ -458,7 +458,7 @@ async fn serve_http(port: Option<http::Bound>, registry: Arc<Registry>, stop: Ca
 fn rival(settings: &Settings, cluster: Cluster) -> impl Fn() -> Option<String> + Send + Sync + use<> {
     // Example devices are nobody's.
     let example = matches!(settings.backend, device::Choice::Example(_));
-    let sockets = settings.plugins_dir.parent().map(|kubelet| kubelet.join("device-plugins")).unwrap_or_default();
+    let directory = settings.plugins_dir.parent().map(|kubelet| kubelet.join("device-plugins")).unwrap_or_default();
     move || {
         if example {
             return None;
@@ -466,13 +466,14 @@ fn rival(settings: &Settings, cluster: Cluster) -> impl Fn() -> Option<String> +
         if let Some(resource) = cluster.status().other_devices.first() {
             return Some(format!("another device plugin offers {resource} on this node"));
         }
-        let names = std::fs::read_dir(&sockets).into_iter().flatten().flatten();
-        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let found = names.find(|name| {
+        let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+        let mut sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+        let found = sockets.find_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
             let lower = name.to_ascii_lowercase();
-            lower.ends_with(".sock") && ["ascend", "davinci", "huawei"].iter().any(|mark| lower.contains(mark))
+            ["ascend", "davinci", "huawei"].iter().any(|mark| lower.contains(mark)).then_some(name)
         })?;
-        Some(format!("another device plugin has the socket {}", sockets.join(found).display()))
+        Some(format!("another device plugin has the socket {}", directory.join(found).display()))
     }
 }
 

@@ -475,8 +475,16 @@ pub(super) async fn recover(core: &Arc<Core>) {
             drop(unprepare(core.clone(), core.claims.received(), claim, false));
         }
     }
+    // Once the records are whole, prepares may come: each file is looked at by its claim's own job.
+    let (records, files) = recovery.steps.into_iter().partition(|step| matches!(step, Step::Write(_)));
+    recover_all(core, records).await;
+    core.state.set_recovered();
+    recover_all(core, files).await;
+    core.state.set_tidy();
+}
+
+async fn recover_all(core: &Arc<Core>, steps: Vec<Step>) {
     let work = core.clone();
-    let steps = recovery.steps;
     let done = tokio::task::spawn_blocking(move || {
         for step in steps {
             recover_one(&work, &step);
@@ -485,7 +493,6 @@ pub(super) async fn recover(core: &Arc<Core>) {
     if let Err(panic) = done.await {
         error!(error = %panic, "recovery panicked; claims are re-done at their next prepare");
     }
-    core.state.set_recovered();
 }
 
 fn recover_one(core: &Core, step: &Step) {

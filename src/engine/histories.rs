@@ -356,7 +356,7 @@ impl Story {
         let mut changes = self.engine.changes();
         let wait = async {
             // Off is possible too: somebody else's vNPUs with the vendor's replay on.
-            while !self.engine.is_recovered() || self.engine.snapshot().model != Model::Consumable {
+            while !self.engine.snapshot().recovered || self.engine.snapshot().model != Model::Consumable {
                 if self.life.is_dead() {
                     return;
                 }

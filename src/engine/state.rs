@@ -86,6 +86,8 @@ struct Known {
     lost: BTreeSet<u32>,
     /// True once the vendor's replay of vNPUs after the boot has ended.
     replayed: bool,
+    /// True once recovery has looked at every CDI file.
+    tidy: bool,
 }
 
 /// The state, behind its lock.
@@ -150,6 +152,13 @@ impl State {
     pub(super) fn set_recovered(&self) {
         self.recovered.send_replace(true);
         self.changed(&self.known());
+    }
+
+    /// Notes that CDI files agree with the records too.
+    pub(super) fn set_tidy(&self) {
+        let mut known = self.known();
+        known.tidy = true;
+        self.changed(&known);
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -483,7 +492,7 @@ impl State {
             node: self.node.clone(),
             backend,
             scanned_at: known.scanned_at,
-            recovered: *self.recovered.borrow(),
+            recovered: known.tidy,
             driver_version: known
                 .inventory
                 .as_ref()
