@@ -196,7 +196,7 @@ impl Vnpu {
 /// What can be cut from one NPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Templates {
+pub(crate) struct Cuttable {
     pub(crate) device: String,
     pub(crate) model: Option<String>,
     /// Why nothing can be cut, or no claim gets what can.
@@ -449,7 +449,7 @@ impl From<proto::VnpuEntry> for Vnpu {
     }
 }
 
-impl From<proto::DeviceTemplates> for Templates {
+impl From<proto::DeviceTemplates> for Cuttable {
     fn from(device: proto::DeviceTemplates) -> Self {
         let template = |template: proto::Template| Template {
             name: template.name,

@@ -31,7 +31,7 @@ use npu_dra::{
 use crate::{
     args::{Claims, Cli, Command, Generate, Global, Vnpu},
     client::{Client, SEE_VNPUS},
-    document::{Claim, Device, Slice, Status, Templates, Versions, time},
+    document::{Claim, Cuttable, Device, Slice, Status, Versions, time},
     failure::Failure,
     offline::Offline,
     output::Output,
@@ -243,7 +243,7 @@ async fn vnpu(global: &Global, output: &Output, command: &Vnpu) -> Result<u8, Fa
         Vnpu::Templates { device } => {
             // What a card has left is not in the records, so there is nothing to show while the daemon is down.
             let client = Client::connect(&global.socket, global.timeout()).await?;
-            let mut devices: Vec<Templates> = client.templates().await?.devices.into_iter().map(Into::into).collect();
+            let mut devices: Vec<Cuttable> = client.templates().await?.devices.into_iter().map(Into::into).collect();
             if let Some(name) = device {
                 devices.retain(|templates| templates.device == *name);
                 if devices.is_empty() {

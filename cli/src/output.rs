@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     args::{Form, Global, When},
-    document::{Document, Single, Templates},
+    document::{Cuttable, Document, Single},
     failure::Failure,
     table::{self, Cell},
     view::Item,
@@ -106,19 +106,19 @@ impl Output {
     }
 
     /// Prints what can be cut: two tables, or the names of the templates.
-    pub(crate) fn templates(&self, devices: &[Templates]) -> Result<(), Failure> {
+    pub(crate) fn templates(&self, devices: &[Cuttable]) -> Result<(), Failure> {
         match self.form {
             Form::Table | Form::Wide => {
                 let table = |columns, rows: &[_]| {
                     table::lines(columns, rows, self.form == Form::Wide, self.headers, self.colour)
                 };
-                let rows: Vec<_> = devices.iter().flat_map(Templates::rows).collect();
-                let mut lines = if rows.is_empty() { Vec::new() } else { table(Templates::COLUMNS, &rows) };
+                let rows: Vec<_> = devices.iter().flat_map(Cuttable::rows).collect();
+                let mut lines = if rows.is_empty() { Vec::new() } else { table(Cuttable::COLUMNS, &rows) };
                 if !lines.is_empty() {
                     lines.push(String::new());
                 }
-                let rows: Vec<_> = devices.iter().flat_map(Templates::mix_rows).collect();
-                lines.extend(table(Templates::MIXES, &rows));
+                let rows: Vec<_> = devices.iter().flat_map(Cuttable::mix_rows).collect();
+                lines.extend(table(Cuttable::MIXES, &rows));
                 Self::lines(&lines)
             }
             Form::Name => {
@@ -126,7 +126,7 @@ impl Output {
                 let names: BTreeSet<_> = names.collect();
                 Self::lines(&names.into_iter().collect::<Vec<_>>())
             }
-            Form::Json | Form::Yaml => self.document(&Document::new(Templates::LIST, false, devices), Templates::LIST),
+            Form::Json | Form::Yaml => self.document(&Document::new(Cuttable::LIST, false, devices), Cuttable::LIST),
         }
     }
 

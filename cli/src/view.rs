@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{
     document::{
-        Attention, Claim, ClaimCounts, Device, Health, MixPart, Slice, Status, Template, Templates, Versions, Vnpu,
+        Attention, Claim, ClaimCounts, Cuttable, Device, Health, MixPart, Slice, Status, Template, Versions, Vnpu,
     },
     human::{age, size},
     table::{Cell, Column, Tone, number, text, wide},
@@ -291,7 +291,7 @@ impl Item for Vnpu {
     }
 }
 
-impl Templates {
+impl Cuttable {
     /// Kind of a document that holds several.
     pub(crate) const LIST: &'static str = "TemplatesList";
     /// The columns of the first table: one row for each template of each NPU.
