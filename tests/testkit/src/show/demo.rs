@@ -47,7 +47,7 @@ async fn steps(stage: &mut Stage) -> anyhow::Result<()> {
     let start = Instant::now();
     say(format!("$ npu-dra {HARD_VNPU}"));
     stage.start(&[HARD_VNPU]).await?;
-    say(format!("  registered with kubelet and published after {}", millis(start.elapsed())));
+    say(format!("  registered with kubelet, hardware read, published after {}", millis(start.elapsed())));
     published(stage)?;
     stage.npuctl(&["devices"]).await?;
 
@@ -167,7 +167,10 @@ async fn crash(stage: &mut Stage, held: &[Prepared]) -> anyhow::Result<()> {
     let start = Instant::now();
     say(format!("$ npu-dra {HARD_VNPU}"));
     stage.start(&[HARD_VNPU]).await?;
-    say(format!("  registered with kubelet again after {}", millis(start.elapsed())));
+    say(format!(
+        "  registered with kubelet, hardware read, records compared with it after {}",
+        millis(start.elapsed())
+    ));
     let after = stage.ask(&["claims", "list", "-o", "json"]).await?;
     ensure!(without_times(&after)? == without_times(&before.0)?, "the claims changed:\n{}\n{after}", before.0);
     stage.npuctl(&["claims", "list"]).await?;

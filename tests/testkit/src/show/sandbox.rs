@@ -114,11 +114,16 @@ Prepare claims as scheduler and kubelet do, and release them:
   {testkit} prepare b --memory 10000    # about 10 GiB: a vNPU of template vir10_3c_16g
   {testkit} prepare c --memory 8Gi
   {npuctl} vnpu list
+  {npuctl} vnpu templates --device npu-0
   {npuctl} claims list
   cat {dir}/cdi/*
   kill -9 {pid}                         # nothing is lost; it is started again
   {testkit} prepare a                   # the same answer
   {testkit} unprepare a
+
+Cut a card by hand, as an operator (it takes no claims meanwhile):
+  {npuctl} vnpu create --device npu-6 --template vir05_1c_8g
+  {npuctl} vnpu destroy 196
 
 Break something:
   {testkit} health 3 critical           # npu-3 is tainted; {testkit} health 3 ok ends it
