@@ -24,7 +24,7 @@ use samples::rate;
 use tempfile::TempDir;
 
 /// What can be measured, in the order in which it is.
-const ROWS: [&str; 6] = ["register", "prepare", "parallel", "killed", "npuctl", "quiet"];
+const ROWS: [&str; 7] = ["register", "prepare", "parallel", "cut", "killed", "npuctl", "quiet"];
 /// Replaces of one writer, and of each of many, for the floor.
 const FLOOR: (u32, u32) = (1000, 30);
 
@@ -77,6 +77,7 @@ impl Run {
                 "register" => rows::start::register(self).await,
                 "prepare" => rows::claims::prepare(self).await,
                 "parallel" => rows::claims::parallel(self).await,
+                "cut" => rows::cut::cut(self).await,
                 "killed" => rows::start::killed(self).await,
                 "npuctl" => rows::start::npuctl(self).await,
                 _ => rows::quiet::quiet(self).await,

@@ -39,6 +39,7 @@ pub(crate) struct Stage {
     library: PathBuf,
     cards: u32,
     numbers: AtomicU32,
+    flags: Vec<String>,
 }
 
 impl Stage {
@@ -49,12 +50,30 @@ impl Stage {
         let api = node.start_api(Release::V1_36).await?;
         let kubelet = node.start_kubelet()?;
         let (binary, library) = (daemon_binary().to_owned(), dcmi::library_path());
-        Ok(Self { daemon: None, node, api, kubelet, binary, library, cards, numbers: AtomicU32::new(0) })
+        Ok(Self {
+            daemon: None,
+            node,
+            api,
+            kubelet,
+            binary,
+            library,
+            cards,
+            numbers: AtomicU32::new(0),
+            flags: Vec::new(),
+        })
     }
 
     /// The same with a daemon that is registered and has published all cards.
     pub(crate) async fn run(dir: &Path, cards: u32) -> anyhow::Result<Self> {
         let mut stage = Self::set(dir, cards).await?;
+        stage.start().await?;
+        Ok(stage)
+    }
+
+    /// The same with cards that are cut.
+    pub(crate) async fn cutting(dir: &Path, cards: u32) -> anyhow::Result<Self> {
+        let mut stage = Self::set(dir, cards).await?;
+        stage.flags.push("--enable-hard-vnpu=true".to_owned());
         stage.start().await?;
         Ok(stage)
     }
@@ -73,7 +92,8 @@ impl Stage {
     /// Starts a daemon and does not wait for it. Health interval and log level are those that users get.
     pub(crate) fn spawn(&mut self) -> anyhow::Result<()> {
         let library = format!("--dcmi-library={}", self.library.display());
-        let changes = ["--health-interval", "--log-level", &library];
+        let mut changes = vec!["--health-interval", "--log-level", &library];
+        changes.extend(self.flags.iter().map(String::as_str));
         self.daemon = Some(self.node.start(self.node.daemon_with(&self.binary, &changes))?);
         Ok(())
     }
@@ -124,6 +144,12 @@ impl Stage {
         self.store(json!({}), DeviceResult::new("npu", DRIVER, POOL, card))
     }
 
+    /// A new claim with a share of 8 GiB of a card.
+    pub(crate) fn part(&self, card: &str) -> anyhow::Result<Claim> {
+        let result = DeviceResult::new("npu", DRIVER, POOL, card).share("share").consumes("memCapacity", "8Gi");
+        self.store(json!({"capacity": {"requests": {"memCapacity": "8Gi"}}}), result)
+    }
+
     /// A new claim that may look at a card and owns nothing.
     pub(crate) fn look(&self, card: &str) -> anyhow::Result<Claim> {
         self.store(json!({"adminAccess": true}), DeviceResult::new("npu", DRIVER, POOL, card).admin_access())
@@ -161,7 +187,24 @@ impl Stage {
     /// Prepares a claim for a card; gives the time of the call less the time that the API server took to answer. The
     /// way to the API server and back, TLS included, is the daemon's own. The claim is released again.
     pub(crate) async fn own_time(&self, client: &DraClient, card: &str) -> anyhow::Result<Duration> {
-        let claim = self.claim(card)?;
+        self.own_time_of(client, self.claim(card)?).await
+    }
+
+    /// The same for a part of a card, less the time of the library's calls for it too.
+    pub(crate) async fn own_time_of_part(&self, client: &DraClient, card: &str) -> anyhow::Result<Duration> {
+        self.node.world().clear_calls()?;
+        let own = self.own_time_of(client, self.part(card)?).await?;
+        // The first create and the read-backs before it; what follows belongs to the release.
+        let calls = self.node.world().calls()?;
+        let destroyed = calls.list.iter().position(|call| call.function == "dcmi_set_destroy_vdevice");
+        let ours = calls.list.iter().take(destroyed.unwrap_or(calls.list.len()));
+        let cutting = ["dcmi_create_vdevice", "dcmi_get_device_info", "dcmi_get_device_resource_info"];
+        let spent = ours.filter(|call| cutting.contains(&call.function.as_str()));
+        let spent: u64 = spent.filter_map(|call| Some(call.end_us?.saturating_sub(call.start_us))).sum();
+        Ok(own.saturating_sub(Duration::from_micros(spent)))
+    }
+
+    async fn own_time_of(&self, client: &DraClient, claim: Claim) -> anyhow::Result<Duration> {
         let start = Instant::now();
         prepared(client, &claim).await?;
         let call = start.elapsed();

@@ -1,5 +1,6 @@
 //! The rows of the design's section 4, by what they look at.
 
 pub(crate) mod claims;
+pub(crate) mod cut;
 pub(crate) mod quiet;
 pub(crate) mod start;
