@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use futures::{FutureExt, future::BoxFuture};
@@ -27,7 +28,7 @@ use crate::domain::{
     claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
     notice::Notice,
     plan::{self, Readings, Step},
-    record::{Cut, Record},
+    record::{Cut, Phase, Record},
     refusal::Refusal,
     vnpu::VnpuReading,
 };
@@ -248,6 +249,10 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
     if cancel.is_cancelled() {
         return overtaken();
     }
+    if core.state.record(&claim.uid).is_some_and(|record| record.phase == Phase::Releasing) {
+        // An unprepare was cut off, or failed. What it was to take away must be gone before the claim begins anew.
+        run_unprepare(core, claim, false).await?;
+    }
     let cards = core.state.cards_to_read(&allocated);
     if cards.is_empty() {
         return prepare_whole(core, &allocated, cancel).await;
@@ -307,11 +312,15 @@ async fn prepare_cut(
     let failed = |(what, why)| Refusal::Failed { claim: claim.clone(), what, why };
     if prepare.orders.is_empty() {
         // A replay: all its vNPUs are there.
-        steps::on_disk(core, prepare.steps).await.map_err(failed)?;
+        if let Err(why) = steps::on_disk(core, prepare.steps).await {
+            // What the disk does not have must not be taken for written.
+            core.state.unreserve(&claim.uid, before);
+            return Err(failed(why));
+        }
         return Ok(prepared(core, &prepare.record, before.is_some()));
     }
     let intent = prepare.record;
-    let mut read = Vec::with_capacity(prepare.orders.len());
+    let (mut read, mut recorded) = (Vec::with_capacity(prepare.orders.len()), false);
     let done = async {
         steps::on_disk(core, prepare.steps).await.map_err(failed)?;
         for order in &prepare.orders {
@@ -322,13 +331,14 @@ async fn prepare_cut(
         }
         let (record, steps) = core.state.made(&intent, &read)?;
         core.state.enter(record.clone());
+        recorded = true;
         steps::on_disk(core, steps).await.map_err(failed)?;
         Ok(record)
     };
     match done.await {
         Ok(record) => Ok(prepared(core, &record, before.is_some())),
         Err(refusal) => {
-            match undo_cut(core, &intent, &read, before).await {
+            match undo_cut(core, &intent, &read, recorded, before).await {
                 Ok(()) => {}
                 // The record keeps all of it until the claim is unprepared, or a restart recovers it.
                 Err(why) => {
@@ -340,11 +350,13 @@ async fn prepare_cut(
     }
 }
 
-/// Takes back what an intent made, then the intent itself. vNPUs that were there before the intent stay.
+/// Takes back what an intent made, then the intent itself; `recorded` if the disk may have it as made. vNPUs that were
+/// there before the intent stay.
 async fn undo_cut(
     core: &Arc<Core>,
     intent: &Record,
     read: &[(usize, VnpuReading)],
+    recorded: bool,
     before: Option<Record>,
 ) -> Result<(), Refusal> {
     let claim = &intent.claim;
@@ -355,7 +367,14 @@ async fn undo_cut(
             (cut.id, cut.template, cut.made) = (reading.id, reading.template.clone(), true);
         }
     }
-    core.state.enter(known);
+    let failed = |(what, why)| Refusal::Failed { claim: claim.clone(), what, why };
+    core.state.enter(known.clone());
+    if recorded {
+        // As long as the disk may say that the vNPUs are there, they must be: on a full disk nothing is destroyed.
+        let releasing = Record { phase: Phase::Releasing, ..known };
+        steps::on_disk(core, vec![Step::Write(Box::new(releasing.clone()))]).await.map_err(failed)?;
+        core.state.enter(releasing);
+    }
     let release = core.state.release(&claim.uid, false, true)?;
     let new = |cut: &Cut| {
         !intent.devices.iter().any(|holding| holding.cut.as_ref().is_some_and(|old| old.made && old.id == cut.id))
@@ -368,7 +387,7 @@ async fn undo_cut(
         Some(before) => vec![Step::Write(Box::new(before.clone()))],
         None => vec![Step::Withdraw(uid.clone()), Step::Forget(uid)],
     };
-    steps::on_disk(core, steps).await.map_err(|(what, why)| Refusal::Failed { claim: claim.clone(), what, why })?;
+    steps::on_disk(core, steps).await.map_err(failed)?;
     core.state.unreserve(&claim.uid, before);
     Ok(())
 }
@@ -470,32 +489,73 @@ pub(super) async fn recover(core: &Arc<Core>) {
     let recovery = core.state.recovery(&files, now());
     for uid in recovery.releases {
         // Its own job: a library that hangs holds up nobody else.
-        let claim = core.state.record(&uid).map(|record| record.claim);
-        if let Some(claim) = claim {
-            drop(unprepare(core.clone(), core.claims.received(), claim, false));
+        if let Some(record) = core.state.record(&uid) {
+            let first = unprepare(core.clone(), core.claims.received(), record.claim.clone(), false);
+            tokio::spawn(release_until_done(core.clone(), record.claim, first));
         }
     }
     // Once the records are whole, prepares may come: each file is looked at by its claim's own job.
-    let (records, files) = recovery.steps.into_iter().partition(|step| matches!(step, Step::Write(_)));
-    recover_all(core, records).await;
-    core.state.set_recovered();
-    recover_all(core, files).await;
-    core.state.set_tidy();
-}
-
-async fn recover_all(core: &Arc<Core>, steps: Vec<Step>) {
-    let work = core.clone();
-    let done = tokio::task::spawn_blocking(move || {
-        for step in steps {
-            recover_one(&work, &step);
+    let (records, files): (Vec<_>, Vec<_>) =
+        recovery.steps.into_iter().partition(|step| matches!(step, Step::Write(_)));
+    // A rebuilt claim holds its devices although the disk may be full: nobody else may get them.
+    for step in &records {
+        if let Step::Write(record) = step
+            && core.state.still_holds(step)
+        {
+            core.state.enter((**record).clone());
         }
-    });
-    if let Err(panic) = done.await {
-        error!(error = %panic, "recovery panicked; claims are re-done at their next prepare");
+    }
+    let mut left = recover_all(core, records).await;
+    core.state.set_recovered();
+    left.extend(recover_all(core, files).await);
+    core.state.set_tidy();
+    if !left.is_empty() {
+        tokio::spawn(recover_until_done(core.clone(), left));
     }
 }
 
-fn recover_one(core: &Core, step: &Step) {
+/// Longest pause between two tries of what recovery could not do.
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+
+/// A full disk or a hanging library must not leave a claim half released until the next start.
+async fn release_until_done(core: Arc<Core>, claim: ClaimRef, first: BoxFuture<'static, Result<(), Refusal>>) {
+    let (mut done, mut pause) = (first.await, core.timing.busy_pause);
+    while done.is_err() {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let taken_up = lock(&core.claims.jobs).contains_key(&claim.uid);
+        let is_cut_off = core.state.record(&claim.uid).is_some_and(|record| record.phase != Phase::Prepared);
+        if taken_up || !is_cut_off || core.claims.closed.load(Ordering::Acquire) {
+            return;
+        }
+        done = unprepare(core.clone(), core.claims.received(), claim.clone(), false).await;
+    }
+}
+
+async fn recover_until_done(core: Arc<Core>, mut left: Vec<Step>) {
+    let mut pause = core.timing.busy_pause;
+    while !left.is_empty() {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        if core.claims.closed.load(Ordering::Acquire) {
+            return;
+        }
+        left = recover_all(&core, left).await;
+    }
+}
+
+/// Does recovery's steps; gives those that are not done.
+async fn recover_all(core: &Arc<Core>, steps: Vec<Step>) -> Vec<Step> {
+    let work = core.clone();
+    let run = move || steps.into_iter().filter(|step| !recover_one(&work, step)).collect();
+    tokio::task::spawn_blocking(run).await.unwrap_or_else(|panic| {
+        error!(error = %panic, "recovery panicked; claims are re-done at their next prepare");
+        Vec::new()
+    })
+}
+
+/// False if the step failed, or somebody works on its claim: what that leaves of it is done later.
+fn recover_one(core: &Core, step: &Step) -> bool {
     let uid = match step {
         Step::Write(record) => &record.claim.uid,
         Step::Inject(injection) => &injection.claim.uid,
@@ -505,21 +565,23 @@ fn recover_one(core: &Core, step: &Step) {
     {
         let mut jobs = lock(&core.claims.jobs);
         if jobs.contains_key(uid) {
-            return;
+            return false;
         }
         jobs.insert(uid.clone(), Job::Recover { done });
     }
+    let mut is_done = true;
     if core.state.still_holds(step) {
         match (core.disk.apply(step), step) {
-            (Ok(()), Step::Write(record)) => {
-                core.state.enter((**record).clone());
-                core.outbox.say(&Notice::Rebuilt { uid: uid.to_string() });
-            }
+            (Ok(()), Step::Write(_)) => core.outbox.say(&Notice::Rebuilt { uid: uid.to_string() }),
             (Ok(()), Step::Withdraw(_)) => core.outbox.say(&Notice::Swept { uid: uid.to_string() }),
             (Ok(()), _) => {}
-            (Err(why), _) => error!(claim.uid = %uid, step = step.name(), error = why, "recovery step failed"),
+            (Err(why), _) => {
+                error!(claim.uid = %uid, step = step.name(), error = why, "recovery step failed; it is tried again");
+                is_done = false;
+            }
         }
     }
     core.claims.end(uid, |job| matches!(job, Job::Recover { .. }));
     sender.send_replace(Some(()));
+    is_done
 }

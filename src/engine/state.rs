@@ -470,7 +470,10 @@ impl State {
             Step::Inject(injection) => {
                 known.ledger.get(&injection.claim.uid).is_some_and(|record| plan::injection(record) == *injection)
             }
-            Step::Write(record) => known.ledger.quarantined(&record.claim.uid).is_some(),
+            Step::Write(record) => {
+                let uid = &record.claim.uid;
+                known.ledger.quarantined(uid).is_some() || known.ledger.get(uid) == Some(&**record)
+            }
             Step::Withdraw(uid) | Step::Forget(uid) => known.ledger.get(uid).is_none(),
         }
     }

@@ -484,6 +484,32 @@ async fn recovery_makes_records_and_files_agree() {
 }
 
 #[tokio::test]
+async fn a_recovery_that_a_full_disk_stopped_goes_on_when_there_is_space() {
+    let first = bench(Server::open());
+    for (n, device) in [(1, "npu-1"), (2, "npu-2")] {
+        first.prepare(&claim(n, device)).await.unwrap();
+    }
+    let (mut records, disk) = (first.disk.records.lock().unwrap().clone(), first.disk.clone());
+    let uid = |n| claim(n, "").uid;
+    // 1 lost its file, 2's record is damaged.
+    disk.files.lock().unwrap().remove(&uid(1));
+    disk.records.lock().unwrap().remove(&uid(2));
+    disk.failing.lock().unwrap().extend(["writing the record", "writing the CDI file"]);
+    let quarantined = Quarantined { uid: uid(2), why: "its checksum is wrong".to_owned(), path: String::new() };
+    let memory = disk.node.lock().unwrap().clone().unwrap();
+    let loaded = Loaded { records: vec![records.remove(&uid(1)).unwrap()], quarantined: vec![quarantined], memory };
+    let second = loaded_bench(Server::open(), Ok(scan_of(8)), loaded, disk);
+    second.start();
+    second.recovered().await;
+    assert!(matches!(second.prepare(&claim(3, "npu-2")).await, Err(Refusal::Held { .. })));
+    second.disk.failing.lock().unwrap().clear();
+    eventually(|| second.disk.files.lock().unwrap().len() == 2 && second.disk.records.lock().unwrap().len() == 2).await;
+    second.unprepare(&claim(1, "npu-1")).await.unwrap();
+    second.unprepare(&claim(2, "npu-2")).await.unwrap();
+    assert!(second.disk.is_empty());
+}
+
+#[tokio::test]
 async fn a_damaged_claim_is_released_by_force_only() {
     let disk = Arc::new(Memory::default());
     let uid = claim(1, "").uid;
