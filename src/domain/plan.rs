@@ -216,7 +216,7 @@ pub fn prepare(world: World<'_>, claim: &AllocatedClaim) -> Result<Prepare, Refu
     }
     let mut devices: Vec<Holding> = Vec::with_capacity(ours.len());
     let mut orders = Vec::new();
-    for result in ours {
+    for result in &ours {
         let ask = ask(world, claim, result)?;
         let holding = hold(world, claim, result, &ask, before, &devices)?;
         let same =
@@ -237,6 +237,15 @@ pub fn prepare(world: World<'_>, claim: &AllocatedClaim) -> Result<Prepare, Refu
             orders.push(Order { device: devices.len(), card, physical_id, template: cut.template.clone(), id: cut.id });
         }
         devices.push(holding);
+    }
+    if let Some(before) = before.filter(|before| is_rebuilt(before)) {
+        let is_kept = |old: &Holding| {
+            let same = |cut: &Cut| old.cut.as_ref().is_none_or(|old| old.id == cut.id);
+            devices.iter().any(|new| new.stable_id == old.stable_id && new.cut.as_ref().is_none_or(same))
+        };
+        if !before.devices.iter().all(is_kept) {
+            return Err(reallocated(before, &ours));
+        }
     }
     let phase = if orders.is_empty() { Phase::Prepared } else { Phase::Intent };
     let prepared_at =
@@ -412,7 +421,22 @@ fn hold(
 ) -> Result<Holding, Refusal> {
     let (reference, npu) = (&claim.claim, ask.npu());
     let uid = &reference.uid;
-    let held = before.and_then(|record| record.devices.iter().find(|holding| is_for(holding, result)));
+    let held = before.and_then(|record| {
+        let rebuilt = is_rebuilt(record);
+        record.devices.iter().find(|holding| match ask {
+            _ if !rebuilt => is_for(holding, result),
+            // One of this template that no other result has got.
+            Ask::Part(.., template) => {
+                let is_free = |cut: &&Cut| {
+                    let same = |other: &Cut| other.id == cut.id;
+                    !earlier.iter().filter_map(|holding| holding.cut.as_ref()).any(same)
+                };
+                let cut = holding.cut.as_ref().filter(|cut| cut.template == template.name).filter(is_free);
+                cut.is_some() && is_on_card_of(holding, result)
+            }
+            _ => holding.cut.is_none() && is_on_card_of(holding, result),
+        })
+    });
     if !matches!(ask, Ask::Look(_)) {
         check_card(world, reference, result, ask, held.is_some())?;
     }
@@ -443,6 +467,18 @@ fn is_for(holding: &Holding, result: &AllocatedDevice) -> bool {
     holding.device == result.device
         && holding.admin_access == result.admin_access
         && holding.share_id == result.share_id
+}
+
+/// True if a record was rebuilt from its CDI file: it knows cards and vNPUs, but neither requests, nor shares, nor the
+/// names of parts.
+fn is_rebuilt(record: &Record) -> bool {
+    record.devices.iter().all(|holding| holding.requests.is_empty())
+}
+
+/// True if a result is of the card, or of a part of the card, that a rebuilt record names.
+fn is_on_card_of(holding: &Holding, result: &AllocatedDevice) -> bool {
+    let rest = result.device.strip_prefix(holding.device.as_str());
+    holding.admin_access == result.admin_access && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 fn cut_name(uid: &ClaimUid, card: &StableId, id: u32) -> String {
@@ -583,19 +619,21 @@ fn check_same_devices(before: &Record, ours: &[&AllocatedDevice]) -> Result<(), 
         before.devices.iter().map(|holding| key(&holding.device, holding.admin_access, &holding.share_id)).collect();
     let allocated: BTreeSet<_> =
         ours.iter().map(|result| key(&result.device, result.admin_access, &result.share_id)).collect();
-    // A record that was rebuilt from its CDI file does not know shares.
-    let rebuilt = before.devices.iter().all(|holding| holding.requests.is_empty());
-    let bare = |keys: &BTreeSet<(String, bool, Option<String>)>| {
-        keys.iter().map(|(device, admin, _)| (device.clone(), *admin)).collect::<BTreeSet<_>>()
-    };
-    if prepared == allocated || (rebuilt && bare(&prepared) == bare(&allocated)) {
+    let rebuilt = is_rebuilt(before)
+        && before.devices.iter().all(|holding| ours.iter().any(|result| is_on_card_of(holding, result)))
+        && ours.iter().all(|result| before.devices.iter().any(|holding| is_on_card_of(holding, result)));
+    if prepared == allocated || rebuilt {
         return Ok(());
     }
-    Err(Refusal::Reallocated {
+    Err(reallocated(before, ours))
+}
+
+fn reallocated(before: &Record, ours: &[&AllocatedDevice]) -> Refusal {
+    Refusal::Reallocated {
         claim: before.claim.clone(),
         prepared: before.device_names(),
         allocated: names(ours.iter().map(|result| result.device.as_str())),
-    })
+    }
 }
 
 /// Answer for kubelet, one device a share.
@@ -1592,6 +1630,14 @@ mod tests {
         );
         assert_eq!(injection(record), disk.files[&uid(1)]);
         assert_eq!(recover(quarantine(&[]).world(), &disk.found()).rebuilt, [], "the vNPU is not on the card");
+        // Prepared again it keeps its vNPU; a claim for something else does not make it forgotten.
+        let there = CardReading { vnpus: vec![vnpu(100, "vir05_1c_8g", 8, 5)], ..idle() };
+        let mut setting = cutting(&Disk::default(), &[("npu-0", there)]);
+        setting.ledger.insert((**record).clone());
+        let again = prepare(setting.world(), &booked(1, &[("npu-0", 8)])).unwrap();
+        assert_eq!((again.orders.len(), injection(&again.record)), (0, injection(record)));
+        let other = prepare(setting.world(), &booked(1, &[("npu-0", 16)]));
+        assert!(matches!(other, Err(Refusal::Reallocated { .. })), "{other:?}");
     }
 
     fn devices() -> impl Strategy<Value = Vec<(&'static str, bool)>> {
