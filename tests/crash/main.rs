@@ -8,6 +8,7 @@
 //!
 //! `NPU_DRA_CRASH_DAEMON` names the release daemon. Without it the debug daemon plays a sample of the cases.
 
+mod histories;
 mod oracle;
 mod stage;
 
@@ -143,4 +144,31 @@ async fn a_daemon_that_is_cut_off_anywhere_loses_nothing_and_leaks_nothing() {
     println!("crash: {all} cases");
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     assert!(stride > 1 || !only.is_empty() || all >= LEAST, "only {all} cases were played");
+}
+
+/// Random histories of each bin that the release daemon is put through.
+const HISTORIES: u64 = 200;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[allow(clippy::print_stdout, reason = "the number of histories is shown")]
+async fn random_histories_of_each_bin_keep_every_promise() {
+    let release = env::var_os("NPU_DRA_CRASH_DAEMON").map(PathBuf::from);
+    let number = if release.is_some() { HISTORIES } else { 5 };
+    let binary = release.unwrap_or_else(|| env!("CARGO_BIN_EXE_npu-dra").into());
+    let nodes = Arc::new(Semaphore::new(NODES));
+    let mut running = JoinSet::new();
+    for (bin, seed) in histories::BINS.into_iter().flat_map(|bin| (1..=number).map(move |seed| (bin, seed))) {
+        let (binary, nodes) = (binary.clone(), nodes.clone());
+        running.spawn(async move {
+            let _turn = nodes.acquire_owned().await;
+            histories::play(bin, seed, binary).await
+        });
+    }
+    let (mut told, mut failures) = (0, Vec::new());
+    while let Some(ended) = running.join_next().await {
+        told += 1;
+        failures.extend(ended.unwrap().err().map(|error| format!("{error:#}")));
+    }
+    println!("crash: {told} histories of the daemon, {number} for each bin");
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures[..failures.len().min(5)].join("\n"));
 }
