@@ -565,7 +565,13 @@ fn part(
     let unmade: Vec<_> = planned.iter().copied().filter(|cut| !cut.made).collect();
     check_room(claim, &device, sliceable, template, reading, &unmade)?;
     let taken: BTreeSet<_> = reading.ids().into_iter().chain(named).chain(planned.iter().map(|cut| cut.id)).collect();
-    let Some(id) = vnpu::ids(npu.physical_id()).find(|id| !taken.contains(id)) else {
+    // After a boot it gets its own id again: the vendor's replay may still be to come, and must find it there.
+    let others = world.ledger.owners(&npu.stable_id).filter(|record| record.claim.uid != claim.uid);
+    let theirs = |id: &u32| {
+        others.flat_map(|record| &record.devices).filter_map(|holding| holding.cut.as_ref()).any(|cut| cut.id == *id)
+    };
+    let own = kept.map(|(_, cut)| cut.id).filter(|id| planned.iter().all(|cut| cut.id != *id)).filter(|id| !theirs(id));
+    let Some(id) = own.or_else(|| vnpu::ids(npu.physical_id()).find(|id| !taken.contains(id))) else {
         let (template, left) = (template.name.to_owned(), "no vNPU id is left".to_owned());
         return Err(Refusal::NoRoom { claim: claim.clone(), device, template, left });
     };
@@ -1519,6 +1525,7 @@ mod tests {
         assert_eq!((adopted.orders.len(), adopted.record.phase, adopted.steps.len()), (0, Phase::Prepared, 2));
         let again = prepare(rebooted(idle()).world(), &wanted).unwrap();
         assert_eq!((again.orders.len(), again.record.phase), (1, Phase::Intent));
+        assert_eq!(again.orders[0].id, 100, "the vendor's replay may still come, and must find it there");
         assert!(
             matches!(refusal(&rebooted(other), &wanted), Refusal::VnpuLost { .. }),
             "another template there is not ours"
