@@ -146,12 +146,22 @@ impl History<'_> {
                 }
                 if let Ok(id) = self.node.world().add_vnpu(phy, self.bin.templates[0].0) {
                     self.kept.extend(self.node.world().vnpus()?.into_iter().find(|vnpu| vnpu.id == id));
+                    // A whole card is prepared without a vendor call: it goes by the last poll.
+                    ensure!(until(PATIENCE, || self.is_tainted(phy)).await, "vNPU {id} of others is not seen");
                 }
                 Ok(())
             }
             14 => Ok(()),
             _ => self.take_away(),
         }
+    }
+
+    /// True if the card is published as one that takes no new claims.
+    fn is_tainted(&self, phy: u32) -> bool {
+        let name = format!("npu-{phy}");
+        let slices = self.api.slices(DRIVER, NODE);
+        let devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array()).flatten();
+        devices.filter(|device| device["name"] == *name).any(|device| device["taints"].is_array())
     }
 
     /// Somebody destroys a vNPU: their own, or one of a claim.
