@@ -87,6 +87,9 @@ pub(super) async fn make(core: &Core, claim: &ClaimRef, order: &Order) -> Result
     };
     let reading = core.backend.card(order.physical_id).await.map_err(failed(claim, "reading the vNPU back"))?;
     let found = reading.vnpu(id).cloned();
+    if let Some(vnpu) = &found {
+        core.state.note_made(&order.card, vnpu);
+    }
     found.ok_or_else(|| Refusal::Failed {
         claim: claim.clone(),
         what: "reading the vNPU back",
@@ -125,6 +128,7 @@ pub(super) async fn destroy(
         };
         let Err(fault) = core.backend.destroy(physical_id, id).await else {
             info!(claim = %claim, vnpu = id, "vNPU destroyed");
+            core.state.note_gone(card, id);
             return Ok(());
         };
         // An error may come after success, or with the vNPU made again under another id.
@@ -135,6 +139,7 @@ pub(super) async fn destroy(
             rename(core, claim, card, cut.id, id).await?;
             cut.id = id;
         } else if after.vnpu(id).is_none() {
+            core.state.note_gone(card, id);
             return Ok(());
         }
         last = fault.to_string();

@@ -667,6 +667,23 @@ async fn tell(seed: u64, bin: usize, broken: Broken) -> Result<(), String> {
     told.map_err(|what| format!("{what}\n{}", story.log.join("\n")))
 }
 
+#[tokio::test]
+async fn what_is_shown_of_a_card_follows_a_cut_and_a_release_at_once() {
+    let story = Story::begin(1, 0, Broken::Nothing);
+    story.hardware.cut(|cutting| (cutting.ignores_ids, cutting.real_memory) = (false, None));
+    story.settled().await;
+    let shown = |story: &Story| -> Vec<u32> {
+        let devices = story.engine.snapshot().devices;
+        devices.iter().filter_map(|device| device.reading.as_ref()).flat_map(CardReading::ids).collect()
+    };
+    story.bookings.0.lock().unwrap().insert(Story::claim(0).uid, ("npu-0".to_owned(), 8 * GIB));
+    story.engine.prepare(story.engine.received(), Story::claim(0)).await.unwrap();
+    assert_eq!(shown(&story), [100]);
+    story.engine.unprepare(story.engine.received(), Story::claim(0)).await.unwrap();
+    assert_eq!(shown(&story), Vec::<u32>::new());
+    story.shutdown.cancel();
+}
+
 /// How many histories a bin is put through; `HISTORIES` in the environment asks for another number.
 fn number() -> u64 {
     std::env::var("HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000)

@@ -392,6 +392,26 @@ impl State {
         Ok(order)
     }
 
+    /// Notes a vNPU that was made just now; how much of its card is left is not known until that is read again.
+    pub(super) fn note_made(&self, card: &StableId, vnpu: &VnpuReading) {
+        self.note(card, vnpu.id, Some(vnpu));
+    }
+
+    /// Notes that a vNPU is gone.
+    pub(super) fn note_gone(&self, card: &StableId, id: u32) {
+        self.note(card, id, None);
+    }
+
+    fn note(&self, card: &StableId, id: u32, vnpu: Option<&VnpuReading>) {
+        let mut known = self.known();
+        if let Some(reading) = known.readings.get_mut(card) {
+            reading.vnpus.retain(|other| other.id != id);
+            reading.vnpus.extend(vnpu.cloned());
+            reading.free = None;
+        }
+        self.changed(&known);
+    }
+
     /// Enters a record as it is on disk now.
     pub(super) fn enter(&self, record: Record) {
         let mut known = self.known();
