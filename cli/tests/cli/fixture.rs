@@ -166,7 +166,7 @@ pub(crate) fn snapshot() -> Snapshot {
         claims: records,
         quarantined: vec![damaged()],
         model: Model::Off,
-        slicing: "slicing is not in this build".to_owned(),
+        slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
         closed: std::collections::BTreeMap::new(),
     }
 }
