@@ -181,6 +181,9 @@ pub struct Chip {
     /// Counts losses: a process that counted the chip before the last loss finds it again only after a new init.
     #[serde(default)]
     pub epoch: u64,
+    /// ECC counters of its memory.
+    #[serde(default)]
+    pub ecc: Ecc,
     /// RoCE detect result, 0 = ok.
     #[serde(default)]
     pub network: u32,
@@ -223,6 +226,24 @@ impl Memory {
             Self::Hbm { mb, .. } | Self::Ddr { mb, .. } => mb,
         }
     }
+}
+
+/// ECC counters of a chip's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ecc {
+    /// Errors of one bit since the driver was loaded, which were corrected.
+    pub single: u32,
+    /// Errors of two bits since the driver was loaded.
+    pub double: u32,
+    /// Errors of one bit in the chip's life.
+    pub total_single: u32,
+    /// Errors of two bits in the chip's life.
+    pub total_double: u32,
+    /// Pages isolated for errors of one bit.
+    pub isolated_single: u32,
+    /// Pages isolated for errors of two bits.
+    pub isolated_double: u32,
 }
 
 /// Whether a chip answers.

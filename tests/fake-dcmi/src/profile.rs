@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use crate::code;
-use crate::data::{Card, Chip, ChipState, Data, DiePolicy, Family, Memory, Topology};
+use crate::data::{Card, Chip, ChipState, Data, DiePolicy, Ecc, Family, Memory, Topology};
 use crate::template::TemplateSet;
 
 /// Symbols that a driver of about 6.0/23.x does not have.
@@ -166,6 +166,7 @@ fn chip(phy: u32, name: &str, memory: Memory, aicores: u32, aicpus: u16) -> Chip
         processes: Vec::new(),
         state: ChipState::Up,
         epoch: 0,
+        ecc: Ecc::default(),
         network: 0,
         shared: false,
         sriov: false,

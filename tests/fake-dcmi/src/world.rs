@@ -4,7 +4,7 @@
 //! world.json    cards, chips, behaviour ([`Data`])
 //! faults.json   planted faults ([`FaultFile`])
 //! vnpus/        one file per vNPU ([`Vnpu`])
-//! events/       fault events, numbered
+//! events.log    fault events, one a line
 //! dev/          where vdavinciN appears, unless `dev_dir` says otherwise
 //! vnpu.cfg      the vendor's list for the next boot, unless `vnpu_cfg` says otherwise
 //! calls.log     one line at the start and one at the end of each call
@@ -23,7 +23,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 pub use crate::data::{
-    Card, Chip, ChipState, Data, DiePolicy, Environment, Family, Memory, NodeKind, Process, Slicing, Topology, Vnpu,
+    Card, Chip, ChipState, Data, DiePolicy, Ecc, Environment, Family, Memory, NodeKind, Process, Slicing, Topology,
+    Vnpu,
 };
 use crate::disk;
 pub use crate::disk::WorldError;
@@ -55,14 +56,14 @@ impl World {
     /// The same from any data.
     pub fn create_with(dir: impl Into<PathBuf>, data: &Data) -> Result<Self, WorldError> {
         let world = Self { dir: dir.into() };
-        for name in ["vnpus", "events", "hits", "dev"] {
+        for name in ["vnpus", "hits", "dev"] {
             let path = world.dir.join(name);
             match fs::remove_dir_all(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(disk::at(&path)(error)),
                 _ => fs::create_dir_all(&path).map_err(disk::at(&path))?,
             }
         }
-        for name in ["calls.log", "overlaps.log", "vnpu.cfg", "faults.json"] {
+        for name in ["calls.log", "overlaps.log", "events.log", "vnpu.cfg", "faults.json"] {
             match fs::remove_file(world.dir.join(name)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(disk::at(&world.dir.join(name))(error));
@@ -138,6 +139,11 @@ impl World {
     /// Sets the current fault codes of a chip; sends no event.
     pub fn set_fault_codes(&self, phy: u32, codes: &[u32]) -> Result<(), WorldError> {
         self.edit_chip(phy, |chip| chip.errors = codes.to_vec())
+    }
+
+    /// Sets the ECC counters of a chip.
+    pub fn set_ecc(&self, phy: u32, ecc: Ecc) -> Result<(), WorldError> {
+        self.edit_chip(phy, |chip| chip.ecc = ecc)
     }
 
     /// Sets the processes that use a chip.
@@ -287,11 +293,29 @@ impl World {
 
     /// Sends an event and changes nothing else.
     pub fn send_event(&self, notice: Notice) -> Result<(), WorldError> {
+        self.send_events(&[notice])
+    }
+
+    /// Sends events at once and changes nothing else.
+    pub fn send_events(&self, notices: &[Notice]) -> Result<(), WorldError> {
+        self.append_events(notices.iter().map(|notice| (*notice, None)))
+    }
+
+    /// Sends an event with this logic id, whether any chip has it or not; the notice's chip does not count.
+    pub fn send_stray_event(&self, logic: u16, notice: Notice) -> Result<(), WorldError> {
+        self.append_events([(notice, Some(logic))])
+    }
+
+    fn append_events(&self, notices: impl IntoIterator<Item = (Notice, Option<u16>)>) -> Result<(), WorldError> {
         let lock = self.lock()?;
-        let number = crate::events::last(self)? + 1;
+        let first = crate::events::end(self)?;
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let event = StoredEvent { number, at_ms: u64::try_from(at_ms).unwrap_or(u64::MAX), notice };
-        let result = disk::save(&self.path("events").join(format!("{number:08}.json")), &event);
+        let at_ms = u64::try_from(at_ms).unwrap_or(u64::MAX);
+        let events: Vec<_> = (first..)
+            .zip(notices)
+            .map(|(number, (notice, stray))| StoredEvent { number, at_ms, notice, stray })
+            .collect();
+        let result = crate::events::append(self, &events);
         drop(lock);
         result
     }
@@ -424,12 +448,16 @@ pub enum Assertion {
     OneShot,
 }
 
-/// An event in `events/`.
+/// An event in `events.log`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredEvent {
+    /// Grows from event to event.
     pub(crate) number: u64,
     pub(crate) at_ms: u64,
     pub(crate) notice: Notice,
+    /// The logic id, if it is not that of the notice's chip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stray: Option<u16>,
 }
 
 /// One call of the library.

@@ -159,6 +159,22 @@ fn the_filter_passed_by_value_is_obeyed() {
 }
 
 #[test]
+fn a_burst_and_events_of_chips_that_nobody_has_arrive_in_order() {
+    let node = Node::new(Profile::Ascend910B4);
+    let mut child = node.start("init subscribe 0 await 65");
+    let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.by_ref().take(2).collect::<Vec<_>>(), ["init 0", "subscribe 0"]);
+    let notice =
+        |number: u32| Notice { phy: number % 8, code: 0x1000 + number, severity: 3, assertion: Assertion::Occurred };
+    node.world.send_events(&(0..64).map(notice).collect::<Vec<_>>()).unwrap();
+    node.world.send_stray_event(77, notice(64)).unwrap();
+    let mut wanted: Vec<_> =
+        (0..64).map(|n| format!("event 0 {:08X} logic {} severity 3 assertion 1", 0x1000 + n, n % 8)).collect();
+    wanted.extend(["event 0 00001040 logic 77 severity 3 assertion 1".to_owned(), "await 65".to_owned()]);
+    assert_eq!(lines.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
 fn a_crash_a_kill_and_a_hang_end_the_process_and_leave_the_world_whole() {
     let node = Node::new(Profile::Ascend910B4);
     let plant = |fault: Fault| node.world.faults().set([fault]).unwrap();

@@ -15,7 +15,7 @@ use dcmi::raw::{
     BoardInfo, ChipInfo, ChipInfoV2, DieId, Event, EventFilter, HbmInfo, MemoryInfoV3, PcieInfoAll, Plain as _,
     ProcMemInfo, SpodInfo,
 };
-use dcmi::world::{Action, ChipState, DiePolicy, Environment, Fault, Process, Profile};
+use dcmi::world::{Action, ChipState, DiePolicy, Ecc, Environment, Fault, Process, Profile};
 
 fn list() -> (c_int, Vec<c_int>) {
     let mut ids = [0; 64];
@@ -325,6 +325,28 @@ fn a_call_that_meets_another_is_found_and_fails() {
     assert_eq!(waiting.join().unwrap(), code::OK);
     let overlaps = node.world.overlaps().unwrap();
     assert!(overlaps.len() == 1 && overlaps[0].contains("dcmi_get_device_health"), "{overlaps:?}");
+}
+
+#[test]
+fn ecc_counters_are_those_of_the_chip_and_an_older_driver_writes_fewer() {
+    let node = Node::new(Profile::Ascend910B4);
+    node.world.set_ecc(2, Ecc { single: 7, double: 1, isolated_double: 3, ..Ecc::default() }).unwrap();
+    let read = || {
+        let mut words = [u32::MAX; 16];
+        let code = c!(describe::dcmi_get_device_ecc_info(2, 0, 2, words.as_mut_ptr().cast()));
+        (code, words)
+    };
+    node.world.edit(|data| data.wide_ecc = false).unwrap();
+    node.up(|| {
+        let (code, words) = read();
+        assert_eq!((code, &words[..7], words[7]), (code::OK, &[1, 7, 1, 0, 0, 0, 3][..], u32::MAX));
+        node.world.edit(|data| data.wide_ecc = true).unwrap();
+        assert_eq!(read().1[7..10], [0, 0, u32::MAX]);
+        assert_eq!(
+            c!(describe::dcmi_get_device_ecc_info(2, 0, 0, words.as_ptr().cast_mut().cast())),
+            code::NOT_SUPPORT
+        );
+    });
 }
 
 extern "C" fn ignore(_: *mut Event) {}

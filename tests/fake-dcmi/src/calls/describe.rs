@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int, c_uchar, c_uint};
 
 use crate::code::{self, Answer};
-use crate::data::{Chip, Family, Memory};
+use crate::data::{Chip, Ecc, Family, Memory};
 use crate::raw::{
     BoardInfo, ChipInfo, ChipInfoV2, DieId, EccInfo, ElabelInfo, HbmInfo, HccsBandwidthInfo, MemoryInfo, MemoryInfoV3,
     MultiUtilizationInfo, PcieInfo, PcieInfoAll, PcieLinkBandwidthInfo, Plain as _, ProcMemInfo, bytes, chars,
@@ -238,7 +238,8 @@ exports! {
         if !known {
             return Err(code::NOT_SUPPORT);
         }
-        let counters = [1_u32, 0, 0, 0, 0, 0, 0, 0, 0];
+        let Ecc { single, double, total_single, total_double, isolated_single, isolated_double } = chip.ecc;
+        let counters = [1, single, double, total_single, total_double, isolated_single, isolated_double, 0, 0];
         let fields = if call.data.wide_ecc { 9 } else { 7 };
         // SAFETY: the caller gave at least the size of the struct that this driver knows.
         unsafe { call.put_all(info.cast::<u32>(), &counters[..fields]) }
