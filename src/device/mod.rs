@@ -16,9 +16,14 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
+use futures::{StreamExt as _, future::BoxFuture, stream::BoxStream};
 
-use crate::domain::{health::HealthReading, notice::Severity, npu::Scan, vnpu::CardReading};
+use crate::domain::{
+    health::{Alarm, HealthReading},
+    notice::Severity,
+    npu::Scan,
+    vnpu::CardReading,
+};
 
 /// Why a backend could not do what it was asked. An empty scan is never a substitute for one of these.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +110,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Reads the health of every chip of the last good scan, by physical id. A chip that has gone reads as
     /// [`Level::Gone`](crate::domain::health::Level::Gone).
     fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>>;
+
+    /// What the hardware says unasked, from now on. It never ends. A reader that is too slow gets [`Alarm::Unsure`] for
+    /// what it missed.
+    fn alarms(&self) -> BoxStream<'static, Alarm> {
+        futures::stream::pending().boxed()
+    }
 
     /// How the backend is, without a vendor call.
     fn status(&self) -> Status;

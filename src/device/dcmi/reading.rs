@@ -276,15 +276,15 @@ pub(super) fn health(session: &mut Session, physical_id: u32, seat: Seat) -> Res
     if level == Level::Gone {
         return Ok(HealthReading::of(Level::Gone));
     }
-    let codes = match session.call::<Vec<u32>>(Request::ErrorCodes(seat.at))? {
+    let (codes, partial) = match session.call::<Vec<u32>>(Request::ErrorCodes(seat.at))? {
         Ok(mut codes) => {
             codes.sort_unstable();
             codes.dedup();
             session.codes.insert(physical_id, codes.clone());
-            codes
+            (codes, false)
         }
         // Every failure of this call looks the same: what was last known is better than a fault that comes and goes.
-        Err(_) => session.codes.get(&physical_id).cloned().unwrap_or_default(),
+        Err(_) => (session.codes.get(&physical_id).cloned().unwrap_or_default(), true),
     };
     let temperature = like(session, Request::Temperature(seat.at))?;
     let power = match like(session, Request::Power(seat.at))? {
@@ -292,5 +292,5 @@ pub(super) fn health(session: &mut Session, physical_id: u32, seat: Seat) -> Res
         None if seat.family == Family::Ascend310P => like(session, Request::CardPower(seat.at.card))?,
         power => power,
     };
-    Ok(HealthReading { level, codes, temperature, power })
+    Ok(HealthReading { level, codes, partial, temperature, power, ecc: None, link: None })
 }

@@ -1,4 +1,4 @@
-//! Health of a device: what was read, what it means, and when it last changed.
+//! Health of a device: what a source says of it, what that means, and since when.
 
 use std::fmt;
 
@@ -51,28 +51,84 @@ impl fmt::Display for Level {
     }
 }
 
-/// One reading of a chip's health.
+/// State of a network link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// It carries traffic.
+    Up,
+    /// It does not: a fault, or nobody ever put a cable in.
+    Down,
+}
+
+impl Link {
+    /// The state as users see it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// Errors of a chip's memory that its ECC has counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EccCounts {
+    /// Corrected errors (single bit).
+    pub corrected: u64,
+    /// Errors that could not be corrected (double bit).
+    pub uncorrected: u64,
+    /// Pages that were taken out of use.
+    pub isolated_pages: u64,
+}
+
+impl EccCounts {
+    /// The sum of two chips' counts.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            corrected: self.corrected.saturating_add(other.corrected),
+            uncorrected: self.uncorrected.saturating_add(other.uncorrected),
+            isolated_pages: self.isolated_pages.saturating_add(other.isolated_pages),
+        }
+    }
+}
+
+/// One reading of a chip's health: the answer of a poll.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthReading {
     /// The level.
     pub level: Level,
     /// Active fault codes, as the vendor numbers them.
     pub codes: Vec<u32>,
+    /// True if there may be more codes than these: the list could not be read, or not to its end. A code that is missing
+    /// in it has not recovered for that.
+    pub partial: bool,
     /// Temperature in °C.
     pub temperature: Option<i32>,
     /// Power in tenths of a watt.
     pub power: Option<i32>,
+    /// What ECC has counted.
+    pub ecc: Option<EccCounts>,
+    /// The network link; of several the worst.
+    pub link: Option<Link>,
 }
 
 impl HealthReading {
-    /// A reading of one level with nothing else known.
+    /// A reading of one level with nothing else known. Only [`Level::Ok`] and [`Level::Minor`] say that there is no code.
     #[must_use]
     pub fn of(level: Level) -> Self {
-        Self { level, ..Self::default() }
+        Self { level, partial: !matches!(level, Level::Ok | Level::Minor), ..Self::default() }
     }
 
-    /// The worst of several: highest level and temperature, summed power, all codes. `Unknown` if there are none.
+    /// The worst of several: highest level and temperature, summed power and ECC counts, all codes. `Unknown` if there
+    /// are none.
     pub fn worst<'a>(readings: impl IntoIterator<Item = &'a Self>) -> Self {
+        let sum = |a: Option<i32>, b: Option<i32>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            (one, other) => one.or(other),
+        };
         let mut worst: Option<Self> = None;
         for reading in readings {
             match &mut worst {
@@ -80,11 +136,14 @@ impl HealthReading {
                 Some(worst) => {
                     worst.level = worst.level.max(reading.level);
                     worst.codes.extend(&reading.codes);
+                    worst.partial |= reading.partial;
                     worst.temperature = worst.temperature.max(reading.temperature);
-                    worst.power = match (worst.power, reading.power) {
-                        (Some(a), Some(b)) => Some(a.saturating_add(b)),
+                    worst.power = sum(worst.power, reading.power);
+                    worst.ecc = match (worst.ecc, reading.ecc) {
+                        (Some(a), Some(b)) => Some(a.plus(b)),
                         (one, other) => one.or(other),
                     };
+                    worst.link = worst.link.max(reading.link);
                 }
             }
         }
@@ -93,6 +152,60 @@ impl HealthReading {
         worst.codes.dedup();
         worst
     }
+}
+
+/// What an event says of its fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Turn {
+    /// The fault is there from now on (DCMI assertion 1).
+    Occurred,
+    /// It is gone (DCMI assertion 0).
+    Recovered,
+    /// It happened and was over at once (DCMI assertion 2).
+    Once,
+}
+
+/// A fault event of one chip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FaultEvent {
+    /// The code, as the vendor numbers it.
+    pub code: u32,
+    /// How bad the source holds it to be; `Ok` for a mere suggestion, `Unknown` if it does not say.
+    pub level: Level,
+    /// What happened.
+    pub turn: Turn,
+}
+
+/// What a source says of one card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// It answered a poll.
+    Read(HealthReading),
+    /// It sent an event.
+    Event(FaultEvent),
+    /// It was asked and did not answer: nothing new is known.
+    Missed,
+    /// The card is not there: dropped off its bus, its device node or PCI function gone.
+    Lost,
+}
+
+/// What a backend says unasked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Alarm {
+    /// A chip's fault event.
+    Event {
+        /// The chip.
+        physical_id: u32,
+        /// The event.
+        event: FaultEvent,
+    },
+    /// A chip has gone.
+    Lost {
+        /// The chip.
+        physical_id: u32,
+    },
+    /// Events may have been lost, or what they name is not known: only a poll tells.
+    Unsure,
 }
 
 /// Fault codes as users see them, eight hex digits each, separated by blanks.
@@ -166,13 +279,36 @@ mod tests {
 
     #[test]
     fn the_worst_of_two_dies_counts_for_the_card() {
-        let a = HealthReading { level: Level::Minor, codes: vec![2], temperature: Some(40), power: Some(900) };
-        let b = HealthReading { level: Level::Critical, codes: vec![1, 2], temperature: Some(60), power: Some(100) };
-        let worst = HealthReading::worst([&a, &b]);
-        assert_eq!(
-            worst,
-            HealthReading { level: Level::Critical, codes: vec![1, 2], temperature: Some(60), power: Some(1000) }
-        );
+        let ecc = |corrected| Some(EccCounts { corrected, uncorrected: 1, isolated_pages: 0 });
+        let a = HealthReading {
+            level: Level::Minor,
+            codes: vec![2],
+            partial: true,
+            temperature: Some(40),
+            power: Some(900),
+            ecc: ecc(1),
+            link: Some(Link::Down),
+        };
+        let b = HealthReading {
+            level: Level::Critical,
+            codes: vec![1, 2],
+            partial: false,
+            temperature: Some(60),
+            power: Some(100),
+            ecc: ecc(2),
+            link: Some(Link::Up),
+        };
+        let both = HealthReading {
+            level: Level::Critical,
+            codes: vec![1, 2],
+            partial: true,
+            temperature: Some(60),
+            power: Some(1000),
+            ecc: Some(EccCounts { corrected: 3, uncorrected: 2, isolated_pages: 0 }),
+            link: Some(Link::Down),
+        };
+        assert_eq!(HealthReading::worst([&a, &b]), both);
+        assert_eq!(HealthReading::worst([&b, &a]), both);
         assert_eq!(HealthReading::worst([]).level, Level::Unknown);
     }
 }
