@@ -3,13 +3,14 @@
 CARGO ?= cargo
 RELEASE_BINARIES = --package npu-dra --package npuctl --package testkit --package fake-dcmi
 
-.PHONY: help ready release demo sandbox test lint bench
+.PHONY: help ready release demo sandbox test lint bench packages
 
 help:
 	@echo 'make demo     build, run the main job on a simulated node, end with "demo: ok"'
 	@echo 'make test     every tier that needs neither root nor Go'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make bench    measure the budgets of tests/bench/budgets.toml'
+	@echo 'make packages  DEBs and RPMs in dist/, for this machine or ARCH=x86_64|aarch64'
 	@echo 'make sandbox  a simulated node that stays up, with lines to try'
 
 ready:
@@ -38,3 +39,12 @@ lint: ready
 
 bench: release
 	$(CARGO) bench --locked --package npu-dra --bench budgets
+
+# Packed from one release build, linked for glibc 2.28; the tools it needs are installed, or named.
+ARCH ?= $(shell uname -m)
+
+packages: ready
+	packaging/check.sh units
+	packaging/build.sh $(ARCH)
+	packaging/pack.sh $(ARCH) dist
+	packaging/check.sh packages dist/*

@@ -216,7 +216,7 @@ pub(super) const SLICING_MODEL: Key = key(
 pub(super) const SLICING_LAYOUT: Key =
     key("slicing.layout", Kind::Text, "", "For the static model: what each card is cut into")
         .more(
-            "For example \"npu-0=vir10_3c_16g+vir05_1c_8g+vir05_1c_8g; npu-1=vir10_3c_16g\". Cards that are not named \
+            "For example \"npu-0=vir10_3c_16g+vir05_1c_8g; npu-1=vir10_3c_16g\". Cards that are not named \
              are offered whole.",
         )
         .flag("slicing-layout");
