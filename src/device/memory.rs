@@ -8,17 +8,22 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{FutureExt, StreamExt as _, future::BoxFuture, stream::BoxStream};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
 
 use super::{Backend, Fault, Status, VendorMode};
 use crate::domain::{
-    health::{HealthReading, Level},
+    health::{Alarm, HealthReading, Level},
     notice::Severity,
     npu::{ChipReading, Family, Scan},
     vnpu::{CardReading, Resources, VnpuReading},
 };
 
 const NAME: &str = "memory";
+
+/// Alarms that wait for a reader.
+const ALARMS: usize = 256;
 
 /// Most vNPUs of a chip.
 const MOST: usize = 16;
@@ -124,9 +129,16 @@ pub enum Mishap {
 }
 
 /// The backend.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Memory {
     state: Mutex<State>,
+    alarms: broadcast::Sender<Alarm>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { state: Mutex::default(), alarms: broadcast::Sender::new(ALARMS) }
+    }
 }
 
 /// A vNPU that the boot script makes again.
@@ -153,6 +165,7 @@ struct State {
     /// What the boot script makes again, in the order in which it does.
     boot_list: Vec<Entry>,
     disturbed: u64,
+    suspended: bool,
 }
 
 fn failed(call: String, why: &str) -> Fault {
@@ -169,17 +182,23 @@ fn ids(physical_id: u32) -> std::ops::Range<u32> {
 }
 
 impl State {
+    /// Whether calls are answered at all.
+    fn working(&self) -> Result<(), Fault> {
+        if self.suspended {
+            return Err(Fault::Suspended { backend: NAME });
+        }
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
     /// The chip, if it is there and can be cut.
     fn chip(&self, physical_id: u32, call: &'static str) -> Result<&ChipReading, Fault> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
+        self.working()?;
         let cannot = |why: &str| Fault::Unsupported { backend: NAME, call, why: why.to_owned() };
         if !self.cutting.supported {
             return Err(cannot("it was told to lack it"));
         }
         let chip = self.scan.chips.iter().find(|chip| chip.physical_id == physical_id);
-        let chip = chip.ok_or_else(|| failed(call.to_owned(), &format!("chip {physical_id} does not exist")))?;
+        let chip = chip.ok_or(Fault::Gone { backend: NAME, chip: physical_id })?;
         if chip.family == Family::Ascend910B { Ok(chip) } else { Err(cannot("only a 910B can be cut")) }
     }
 
@@ -346,6 +365,12 @@ impl Memory {
         state.health.insert(physical_id, HealthReading::of(Level::Gone));
     }
 
+    /// Says something unasked.
+    pub fn alarm(&self, alarm: Alarm) {
+        // Without a reader nobody is to be told.
+        let _ = self.alarms.send(alarm);
+    }
+
     /// From now on every call fails like this; `None` ends it.
     pub fn set_fault(&self, fault: Option<Fault>) {
         self.state().fault = fault;
@@ -440,9 +465,7 @@ impl Backend for Memory {
         async move {
             let mut state = self.state();
             state.scans += 1;
-            if let Some(fault) = &state.fault {
-                return Err(fault.clone());
-            }
+            state.working()?;
             state.seen = Some(state.scan.chips.iter().map(|chip| chip.physical_id).collect());
             Ok(state.scan.clone())
         }
@@ -453,9 +476,7 @@ impl Backend for Memory {
         async move {
             let mut state = self.state();
             state.polls += 1;
-            if let Some(fault) = &state.fault {
-                return Err(fault.clone());
-            }
+            state.working()?;
             let Some(seen) = &state.seen else {
                 return Err(Fault::NotReady { backend: NAME, why: "no scan yet".to_owned() });
             };
@@ -465,9 +486,33 @@ impl Backend for Memory {
         .boxed()
     }
 
+    fn alarms(&self) -> BoxStream<'static, Alarm> {
+        let alarms = BroadcastStream::new(self.alarms.subscribe());
+        alarms.map(|alarm| alarm.unwrap_or(Alarm::Unsure)).chain(futures::stream::pending()).boxed()
+    }
+
+    fn suspend(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            self.state().suspended = true;
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            let mut state = self.state();
+            (state.suspended, state.seen) = (false, None);
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn status(&self) -> Status {
         let state = self.state();
-        let (name, severity, detail) = match &state.fault {
+        let fault = state.working().err();
+        let (name, severity, detail) = match &fault {
+            Some(fault @ Fault::Suspended { .. }) => ("suspended", Severity::Warning, fault.to_string()),
             None if state.seen.is_none() => ("starting", Severity::Info, "no scan yet".to_owned()),
             None => ("ready", Severity::Info, String::new()),
             Some(fault @ Fault::Hung { .. }) => ("hung", Severity::Error, fault.to_string()),
@@ -501,9 +546,7 @@ impl Backend for Memory {
     fn vendor(&self) -> BoxFuture<'_, Result<VendorMode, Fault>> {
         async move {
             let state = self.state();
-            if let Some(fault) = &state.fault {
-                return Err(fault.clone());
-            }
+            state.working()?;
             let Cutting { supported: true, replay, virtual_machines, .. } = state.cutting else {
                 return Err(self.cannot("read the vNPU mode"));
             };
@@ -517,9 +560,7 @@ impl Backend for Memory {
     fn set_replay(&self, on: bool) -> BoxFuture<'_, Result<(), Fault>> {
         async move {
             let mut state = self.state();
-            if let Some(fault) = &state.fault {
-                return Err(fault.clone());
-            }
+            state.working()?;
             if !state.cutting.supported {
                 return Err(self.cannot("switch the vNPU replay"));
             }

@@ -4,6 +4,7 @@ pub mod dcmi;
 pub mod example;
 pub mod memory;
 pub mod pci;
+mod presence;
 pub mod sysfs;
 
 use std::{
@@ -74,6 +75,20 @@ pub enum Fault {
         /// Code or message.
         why: String,
     },
+    /// The last good scan has no such chip.
+    #[error("{backend}: chip {chip} is not on this node; the last scan does not have it")]
+    Gone {
+        /// Backend.
+        backend: &'static str,
+        /// Its physical id.
+        chip: u32,
+    },
+    /// An operator has taken the vendor's software from it.
+    #[error("{backend} is suspended; `npuctl backend resume` ends that")]
+    Suspended {
+        /// Backend.
+        backend: &'static str,
+    },
     /// The backend will never work as configured: a library that others can write, a file that is no library.
     #[error("{backend} is refused: {why}")]
     Refused {
@@ -89,7 +104,7 @@ pub enum Fault {
 pub struct Status {
     /// Backend.
     pub backend: &'static str,
-    /// `ready`, `starting`, `failed`, `hung`.
+    /// `ready`, `starting`, `failed`, `hung`, `suspended`.
     pub state: &'static str,
     /// Where its data comes from: a library path, a sysfs root; empty if nowhere.
     pub source: String,
@@ -119,6 +134,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// How the backend is, without a vendor call.
     fn status(&self) -> Status;
+
+    /// Lets go of the vendor's software for its upgrade: no library is loaded, no device open, no process of ours is
+    /// left. Until [`resume`](Self::resume) all other calls fail with [`Fault::Suspended`]. After an error something is
+    /// still held by a process that does not end; nothing new begins all the same.
+    ///
+    /// A backend that holds nothing has nothing to let go of.
+    fn suspend(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        Box::pin(futures::future::ok(()))
+    }
+
+    /// Ends [`suspend`](Self::suspend): the next scan begins from nothing.
+    fn resume(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        Box::pin(futures::future::ok(()))
+    }
 
     /// Reads what a chip says of its vNPUs, what is left of it, and which processes run on it.
     fn card(&self, _physical_id: u32) -> BoxFuture<'_, Result<CardReading, Fault>> {

@@ -153,6 +153,12 @@ pub fn exists(host_root: &Path, address: PciAddress) -> bool {
     devices(host_root).join(address.to_string()).is_dir()
 }
 
+/// True if an Ascend driver serves the function now.
+#[must_use]
+pub fn is_served(host_root: &Path, address: PciAddress) -> bool {
+    devices(host_root).join(address.to_string()).join("dev_id").is_file()
+}
+
 /// A small text file, trimmed; `None` for anything else.
 pub(super) fn read(path: &Path) -> Option<String> {
     if !fs::metadata(path).ok()?.is_file() {

@@ -5,17 +5,20 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tracing::warn;
 
-use super::{Backend, Fault, Status, pci};
+use super::{
+    Backend, Fault, Status, pci,
+    presence::{self, Presence},
+};
 use crate::domain::{
     health::{HealthReading, Level},
     notice::Severity,
-    npu::{ChipReading, Family, MissingChip, PciAddress, Scan},
+    npu::{ChipReading, Family, MissingChip, Scan},
 };
 
 const NAME: &str = "sysfs";
@@ -24,17 +27,38 @@ const NAME: &str = "sysfs";
 #[derive(Debug)]
 pub struct Sysfs {
     host_root: PathBuf,
-    /// Chips of the last good scan by physical id, or why there was none.
-    last: Mutex<Result<BTreeMap<u32, PciAddress>, Fault>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Chips of the last good scan by physical id and what the host showed of them, or why there was none.
+    last: Result<(Vec<u32>, Presence), Fault>,
+    /// Chips that are known to have gone, so that each is said once.
+    gone: BTreeMap<u32, presence::Absence>,
+    suspended: bool,
+}
+
+impl State {
+    fn new(suspended: bool) -> Self {
+        let why = "no scan yet".to_owned();
+        Self { last: Err(Fault::NotReady { backend: NAME, why }), gone: BTreeMap::new(), suspended }
+    }
+
+    fn working(&self) -> Result<(), Fault> {
+        if self.suspended { Err(Fault::Suspended { backend: NAME }) } else { Ok(()) }
+    }
 }
 
 impl Sysfs {
     /// Reads below this root.
     #[must_use]
     pub fn new(host_root: &Path) -> Self {
-        let why = "no scan yet".to_owned();
-        let last = Mutex::new(Err(Fault::NotReady { backend: NAME, why }));
-        Self { host_root: host_root.to_owned(), last }
+        Self { host_root: host_root.to_owned(), state: Mutex::new(State::new(false)) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> Result<Scan, Fault> {
@@ -82,7 +106,11 @@ impl Sysfs {
             ai_cores: None,
             numa_node: pci::numa_node(&self.host_root, function.address),
             pcie_root: pci::pcie_root(&self.host_root, function.address),
-            health: HealthReading::of(Level::Unknown),
+            health: HealthReading::of(if presence::lacks_node(&self.host_root, physical_id) {
+                Level::Gone
+            } else {
+                Level::Unknown
+            }),
         }
     }
 
@@ -102,12 +130,16 @@ impl Backend for Sysfs {
 
     fn scan(&self) -> BoxFuture<'_, Result<Scan, Fault>> {
         async move {
+            self.state().working()?;
             let scan = self.read();
             for chip in scan.iter().flat_map(|scan| &scan.missing) {
                 warn!(chip = chip.what, why = chip.why, "a chip is left out");
             }
-            let seen = scan.clone().map(|scan| scan.chips.iter().map(|c| (c.physical_id, c.bus_id)).collect());
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+            let seen = |scan: &Scan| {
+                let chips = scan.chips.iter().map(|chip| (chip.physical_id, chip.bus_id));
+                (chips.clone().map(|(id, _)| id).collect(), Presence::of(&self.host_root, chips))
+            };
+            self.state().last = scan.as_ref().map(seen).map_err(Clone::clone);
             scan
         }
         .boxed()
@@ -115,19 +147,44 @@ impl Backend for Sysfs {
 
     fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>> {
         async move {
-            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-            let level = |address| if pci::exists(&self.host_root, address) { Level::Unknown } else { Level::Gone };
-            Ok(last.into_iter().map(|(id, address)| (id, HealthReading::of(level(address)))).collect())
+            let mut state = self.state();
+            state.working()?;
+            let (chips, presence) = state.last.clone()?;
+            let gone: BTreeMap<_, _> = chips.iter().filter_map(|id| Some((*id, presence.absence(*id)?))).collect();
+            for (id, absence) in gone.iter().filter(|(id, absence)| state.gone.get(id) != Some(absence)) {
+                warn!(physical_id = id, why = %absence, "a chip has gone");
+            }
+            let level = |id| if gone.contains_key(&id) { Level::Gone } else { Level::Unknown };
+            let readings = chips.into_iter().map(|id| (id, HealthReading::of(level(id)))).collect();
+            state.gone = gone;
+            Ok(readings)
+        }
+        .boxed()
+    }
+
+    fn suspend(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            *self.state() = State::new(true);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            *self.state() = State::new(false);
+            Ok(())
         }
         .boxed()
     }
 
     fn status(&self) -> Status {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let (state, severity, detail) = match &*last {
-            Ok(_) => ("ready", Severity::Info, String::new()),
-            Err(fault @ Fault::NotReady { .. }) => ("starting", Severity::Info, fault.to_string()),
-            Err(fault) => ("failed", Severity::Error, fault.to_string()),
+        let known = self.state();
+        let (state, severity, detail) = match (known.working(), &known.last) {
+            (Err(fault), _) => ("suspended", Severity::Warning, fault.to_string()),
+            (_, Ok(_)) => ("ready", Severity::Info, String::new()),
+            (_, Err(fault @ Fault::NotReady { .. })) => ("starting", Severity::Info, fault.to_string()),
+            (_, Err(fault)) => ("failed", Severity::Error, fault.to_string()),
         };
         let source = self.host_root.join("sys/bus/pci/devices").display().to_string();
         Status { backend: NAME, state, source, severity, detail }

@@ -7,16 +7,20 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY};
 
 use super::{
     ffi::{self, Plain},
-    wire::{At, Board, ChipInfo, Free, OpenError, Outcome, Pcie, TemplateName, Trouble, Vnpu},
+    wire::{self, At, Board, ChipInfo, Codes, Ecc, Free, OpenError, Outcome, Pcie, TemplateName, Trouble, Vnpu},
 };
 
 /// Levels of directories that a library may be deep.
@@ -25,6 +29,14 @@ const MAX_LEVELS: usize = 20;
 /// Libraries that the vendor's needs, in the order in which they need each other, below `driver/lib64`.
 const DEPENDENCIES: [&str; 5] =
     ["libc_sec.so", "libmmpa.so", "libascend_hal.so", "libdrvdsmi_host.so", "libdsmi_network.so"];
+
+/// Room for fault codes: what the vendor says is the most, and what is tried if that is too little.
+const CODES: [usize; 2] = [128, 1024];
+
+/// Where the library's thread puts events. It is set before the subscription, of which a process has one.
+static EVENTS: OnceLock<File> = OnceLock::new();
+/// Events that found no room there.
+static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// A result on its way, with room for a library whose struct has grown since our header.
 #[repr(C)]
@@ -90,6 +102,9 @@ symbols! {
     temperature: ffi::Chip<c_int> = c"dcmi_get_device_temperature",
     power: ffi::Chip<c_int> = c"dcmi_get_device_power_info",
     card_power: ffi::CardInt = c"dcmi_mcu_get_power_info",
+    ecc: ffi::Ecc = c"dcmi_get_device_ecc_info",
+    network: ffi::Chip<c_uint> = c"dcmi_get_device_network_health",
+    subscribe: ffi::Subscribe = c"dcmi_subscribe_fault_event",
     topology: ffi::Topology = c"dcmi_get_topo_info_by_device_id",
     die_policy: ffi::Policy = c"dcmi_get_multi_die_policy",
     device_info: ffi::GetInfo = c"dcmi_get_device_info",
@@ -346,15 +361,64 @@ impl Library {
         chip(self.symbols.health, at, ffi::HEALTH_UNKNOWN)
     }
 
-    /// Active fault codes.
+    /// Active fault codes. A chip with more than the vendor foresees is asked again with more room.
     #[doc(alias = "dcmi_get_device_errorcode_v2")]
-    pub fn error_codes(&mut self, at: At) -> Outcome<Vec<u32>> {
+    pub fn error_codes(&mut self, at: At) -> Outcome<Codes> {
         let call = self.symbols.error_codes.ok_or(Trouble::Missing)?;
-        let mut count = Roomy::<c_int>::preset(-1);
-        let mut list: [c_uint; 256] = [0; 256];
-        // SAFETY: the list is longer than said.
-        check(unsafe { call(at.card, at.device, count.place(), list.as_mut_ptr(), 128) })?;
-        Ok(list[..counted(count.value, ffi::MAX_ERROR_CODES)?].to_vec())
+        let mut result = Err(Trouble::Missing);
+        for room in CODES {
+            let mut count = Roomy::<c_int>::preset(-1);
+            let mut list: Vec<c_uint> = vec![0; room * 2];
+            let length = c_uint::try_from(room).map_err(|_| Trouble::Nonsense(-1))?;
+            // SAFETY: the list is twice as long as said.
+            result =
+                check(unsafe { call(at.card, at.device, count.place(), list.as_mut_ptr(), length) }).and_then(|()| {
+                    // A library that counts what it had no room for has filled the list all the same.
+                    let counted = usize::try_from(count.value).map_err(|_| Trouble::Nonsense(count.value.into()))?;
+                    list.truncate(counted.min(room));
+                    Ok(Codes { list, complete: counted <= room })
+                });
+            match &result {
+                Err(Trouble::Code(ffi::ERR_INVALID_PARAMETER)) | Ok(Codes { complete: false, .. }) => {}
+                _ => return result,
+            }
+        }
+        result
+    }
+
+    /// What ECC has counted of a kind of memory.
+    #[doc(alias = "dcmi_get_device_ecc_info")]
+    pub fn ecc(&mut self, at: At, memory: u32) -> Outcome<Ecc> {
+        let call = self.symbols.ecc.ok_or(Trouble::Missing)?;
+        let mut out = Roomy::preset(ffi::EccInfo { enable_flag: -1, ..Plain::zeroed() });
+        // SAFETY: a place for the struct, with room behind it.
+        check(unsafe { call(at.card, at.device, memory, out.place()) })?;
+        let info = out.value;
+        Ok(Ecc {
+            enabled: in_range(info.enable_flag, 1)? == 1,
+            single: info.single_bit_error_cnt,
+            double: info.double_bit_error_cnt,
+            isolated: info.single_bit_isolated_pages_cnt.saturating_add(info.double_bit_isolated_pages_cnt),
+        })
+    }
+
+    /// What the test of a chip's network link found; 0 is well. It may block.
+    #[doc(alias = "dcmi_get_device_network_health")]
+    pub fn network(&mut self, at: At) -> Outcome<u32> {
+        chip(self.symbols.network, at, ffi::NETWORK_MAX)
+    }
+
+    /// From now on the library's thread writes the events of all chips into this file, which must not block. A process
+    /// has one subscription, and the library no way to end it.
+    #[doc(alias = "dcmi_subscribe_fault_event")]
+    pub fn subscribe(&mut self, events: &File) -> Outcome<()> {
+        let call = self.symbols.subscribe.ok_or(Trouble::Missing)?;
+        if EVENTS.get().is_none() {
+            let events = events.try_clone().map_err(|_| Trouble::Missing)?;
+            let _ = EVENTS.set(events);
+        }
+        // SAFETY: the filter is passed by value; the callback lives as long as the process and has the vendor's type.
+        check(unsafe { call(-1, -1, ffi::EventFilter::zeroed(), on_event) })
     }
 
     /// Temperature in °C.
@@ -510,6 +574,45 @@ impl Library {
         let call = self.symbols.set_recover_mode.ok_or(Trouble::Missing)?;
         // SAFETY: takes a number only.
         check(unsafe { call(c_uint::from(on)) })
+    }
+}
+
+/// Called on the library's thread, also while a call is in progress on ours. It does not block: an event without room
+/// is counted. It cannot unwind: nothing in it panics, and if it did, the process would end.
+unsafe extern "C" fn on_event(event: *mut ffi::Event) {
+    if event.is_null() {
+        return;
+    }
+    // SAFETY: the library gives an event that lives until the callback returns; it need not be aligned for us.
+    let event = unsafe { event.read_unaligned() };
+    if event.r#type != ffi::EVENT_DMS_FAULT {
+        return;
+    }
+    let fault = event.event_t;
+    let (code, logic) = (fault.event_id, fault.deviceid);
+    let (severity, assertion) = (fault.severity, fault.assertion);
+    let told = wire::Event { code, logic, severity, assertion, lost: LOST.load(Ordering::Relaxed) };
+    // A message is shorter than what a pipe takes whole or not at all.
+    let written = EVENTS.get().is_some_and(|events| wire::send(Whole(events), &told).is_ok());
+    if !written {
+        LOST.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A pipe that is written to once a message: one that takes a part of it is an error.
+struct Whole<'a>(&'a File);
+
+impl std::io::Write for Whole<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        if self.0.write(bytes)? == bytes.len() { Ok(()) } else { Err(std::io::ErrorKind::WriteZero.into()) }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

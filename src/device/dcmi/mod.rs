@@ -15,7 +15,12 @@
 //!       |   not reaped in 5 s
 //!       +--> hung: every call fails at once until the kernel lets the process go
 //! ```
+//!
+//! Suspended, the backend is as before its first scan and stays so: no worker, and every call fails at once.
+//!
+//! Fault events come on a pipe of their own, also while a call is in progress ([`alarms`]).
 
+mod alarms;
 mod boot_list;
 pub mod ffi;
 pub mod library;
@@ -28,7 +33,8 @@ pub mod worker;
 use std::{
     collections::{BTreeMap, VecDeque},
     ffi::OsString,
-    fmt, io,
+    fmt,
+    io::{self, PipeReader},
     net::Shutdown,
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -38,13 +44,18 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use tokio::sync::oneshot;
 use tracing::error;
 
-use self::session::Session;
+use self::{alarms::Alarms, session::Session};
 use super::{Backend, Fault, Status, VendorMode};
-use crate::domain::{health::HealthReading, notice::Severity, npu::Scan, vnpu::CardReading};
+use crate::domain::{
+    health::{Alarm, HealthReading},
+    notice::Severity,
+    npu::Scan,
+    vnpu::CardReading,
+};
 
 const BACKEND: &str = "dcmi";
 
@@ -131,12 +142,14 @@ enum Urgent {
     Card(u32, Reply<CardReading>),
     Vendor(Reply<VendorMode>),
     SetReplay(bool, Reply<()>),
+    Suspend(Reply<()>),
+    Resume(Reply<()>),
 }
 
 impl Urgent {
     /// True for what goes before what is only urgent.
     fn is_cut(&self) -> bool {
-        matches!(self, Self::Create { .. } | Self::Destroy { .. })
+        matches!(self, Self::Create { .. } | Self::Destroy { .. } | Self::Suspend(_) | Self::Resume(_))
     }
 }
 
@@ -161,6 +174,8 @@ struct Shared {
     status: Mutex<Status>,
     /// The socket of the present worker: shut down, it wakes the thread from a call in progress.
     link: Mutex<Option<UnixStream>>,
+    /// Events of the library, on their way to whoever reads them.
+    alarms: Alarms,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,6 +195,7 @@ impl Shared {
                 detail: "no scan yet".to_owned(),
             }),
             link: Mutex::default(),
+            alarms: Alarms::default(),
         }
     }
 
@@ -240,6 +256,17 @@ impl Shared {
         *link = stream;
     }
 
+    /// Takes in the events of a new worker, on a thread of its own that ends with that worker.
+    fn listen(self: Arc<Self>, events: PipeReader) -> io::Result<()> {
+        let start = self.alarms.begin();
+        let listen = move || {
+            while let Ok(event) = wire::receive(&events) {
+                self.alarms.hear(start, event);
+            }
+        };
+        thread::Builder::new().name("dcmi-events".to_owned()).stack_size(256 * 1024).spawn(listen).map(drop)
+    }
+
     fn close(&self) {
         let mut queue = locked(&self.queue);
         queue.closed = true;
@@ -281,13 +308,21 @@ impl Dcmi {
         Ok(Self { shared })
     }
 
-    async fn ask<T>(&self, work: impl FnOnce(Reply<T>) -> Work) -> Result<T, Fault> {
+    async fn ask<T: Send + 'static>(&self, work: impl FnOnce(Reply<T>) -> Work) -> Result<T, Fault> {
+        self.put(work).await
+    }
+
+    /// Puts work into the queue at once; the answer is to be awaited.
+    fn put<T: Send + 'static>(&self, work: impl FnOnce(Reply<T>) -> Work) -> BoxFuture<'static, Result<T, Fault>> {
         let (reply, answer) = oneshot::channel();
         self.shared.push(work(reply));
-        answer.await.unwrap_or_else(|_| {
-            let why = "its thread has ended; restart the daemon".to_owned();
-            Err(Fault::Failed { backend: BACKEND, call: "waiting for an answer".to_owned(), why })
-        })
+        async {
+            answer.await.unwrap_or_else(|_| {
+                let why = "its thread has ended; restart the daemon".to_owned();
+                Err(Fault::Failed { backend: BACKEND, call: "waiting for an answer".to_owned(), why })
+            })
+        }
+        .boxed()
     }
 }
 
@@ -310,8 +345,30 @@ impl Backend for Dcmi {
         self.ask(Work::Health).boxed()
     }
 
+    fn alarms(&self) -> BoxStream<'static, Alarm> {
+        self.shared.alarms.stream()
+    }
+
     fn status(&self) -> Status {
         locked(&self.shared.status).clone()
+    }
+
+    fn suspend(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        async move {
+            let suspended = self.put(|reply| Work::Urgent(Urgent::Suspend(reply)));
+            // Nothing is lost by breaking a start off, and it may take minutes.
+            if locked(&self.shared.status).state != "ready"
+                && let Some(stream) = &*locked(&self.shared.link)
+            {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            suspended.await
+        }
+        .boxed()
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Fault>> {
+        self.ask(|reply| Work::Urgent(Urgent::Resume(reply))).boxed()
     }
 
     fn card(&self, physical_id: u32) -> BoxFuture<'_, Result<CardReading, Fault>> {

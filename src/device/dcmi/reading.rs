@@ -8,12 +8,12 @@ use tracing::debug;
 use super::{
     BACKEND, ffi,
     session::Session,
-    wire::{At, Board, ChipInfo, Pcie, Request, Trade, Trouble},
+    wire::{self, At, Board, ChipInfo, Codes, Pcie, Request, Trade, Trouble},
 };
 use crate::{
-    device::{Fault, pci},
+    device::{Fault, pci, presence},
     domain::{
-        health::{HealthReading, Level},
+        health::{self, EccCounts, HealthReading, Level},
         npu::{ChipReading, Family, Link, MIB, MissingChip, PciAddress, Scan, Vdie},
     },
 };
@@ -73,6 +73,18 @@ fn want<T: DeserializeOwned>(session: &mut Session, request: Request) -> Result<
 /// A value that is good to have.
 fn like<T: DeserializeOwned>(session: &mut Session, request: Request) -> Result<Option<T>, Fault> {
     Ok(session.call::<T>(request)?.ok())
+}
+
+/// The same of a value that not every chip or driver has: what said that it has none is not asked again.
+fn like_if_any<T: DeserializeOwned>(session: &mut Session, request: Request) -> Result<Option<T>, Fault> {
+    if session.lacks.contains(&request) {
+        return Ok(None);
+    }
+    let outcome = session.call::<T>(request)?;
+    if let Err(Trouble::Missing | Trouble::Code(ffi::ERR_NOT_SUPPORT)) = outcome {
+        session.lacks.insert(request);
+    }
+    Ok(outcome.ok())
 }
 
 /// Reads all chips. `known` are the links of the scan before, for those that cannot be read now.
@@ -167,7 +179,12 @@ fn read_chip(session: &mut Session, at: At) -> Result<Option<ChipReading>, Lack>
     let memory = memory(session, at, family)?;
     let product = like::<String>(session, Request::Product(at))?.unwrap_or_default();
     let seat = Seat { at, family };
-    let health = health(session, physical_id, seat)?;
+    let health = if presence::lacks_node(&session.settings.host_root, physical_id) {
+        session.warn_once(&format!("chip {physical_id} is there, and /dev/davinci{physical_id} is not"));
+        HealthReading::of(Level::Gone)
+    } else {
+        health(session, physical_id, seat)?
+    };
     debug!(physical_id, %bus_id, chip = info.chip_name, npu = info.npu_name, product, "a chip was read");
     let host_root = &session.settings.host_root;
     Ok(Some(ChipReading {
@@ -276,21 +293,50 @@ pub(super) fn health(session: &mut Session, physical_id: u32, seat: Seat) -> Res
     if level == Level::Gone {
         return Ok(HealthReading::of(Level::Gone));
     }
-    let (codes, partial) = match session.call::<Vec<u32>>(Request::ErrorCodes(seat.at))? {
-        Ok(mut codes) => {
+    let (codes, partial) = match session.call::<Codes>(Request::ErrorCodes(seat.at))? {
+        Ok(Codes { list: mut codes, complete }) => {
             codes.sort_unstable();
             codes.dedup();
             session.codes.insert(physical_id, codes.clone());
-            (codes, false)
+            (codes, !complete)
         }
         // Every failure of this call looks the same: what was last known is better than a fault that comes and goes.
         Err(_) => (session.codes.get(&physical_id).cloned().unwrap_or_default(), true),
     };
-    let temperature = like(session, Request::Temperature(seat.at))?;
-    let power = match like(session, Request::Power(seat.at))? {
+    let temperature = like_if_any(session, Request::Temperature(seat.at))?;
+    let power = match like_if_any(session, Request::Power(seat.at))? {
         // A 310P tells the power of its card.
-        None if seat.family == Family::Ascend310P => like(session, Request::CardPower(seat.at.card))?,
+        None if seat.family == Family::Ascend310P => like_if_any(session, Request::CardPower(seat.at.card))?,
         power => power,
     };
-    Ok(HealthReading { level, codes, partial, temperature, power, ecc: None, link: None })
+    let ecc = ecc(session, seat)?;
+    Ok(HealthReading { level, codes, partial, temperature, power, ecc, link: None })
+}
+
+/// What ECC has counted of a chip's main memory; `None` if nothing is counted.
+fn ecc(session: &mut Session, seat: Seat) -> Result<Option<EccCounts>, Fault> {
+    let memory = if seat.family == Family::Ascend310P { ffi::MEMORY_DDR } else { ffi::MEMORY_HBM };
+    let counts = like_if_any::<wire::Ecc>(session, Request::Ecc(seat.at, memory))?.filter(|ecc| ecc.enabled);
+    Ok(counts.map(|ecc| EccCounts {
+        corrected: ecc.single.into(),
+        uncorrected: ecc.double.into(),
+        isolated_pages: ecc.isolated.into(),
+    }))
+}
+
+/// A chip's network link; `None` if it has none, or if it is only just coming up.
+///
+/// The call is known to block, and each time that it does costs a start of the library. So it is made last, and not
+/// again for long after it did.
+pub(super) fn link(session: &mut Session, seat: Seat) -> Result<Option<health::Link>, Fault> {
+    if session.spare(seat.at, Trade::Network).is_err() {
+        return Ok(None);
+    }
+    let result = like_if_any::<u32>(session, Request::Network(seat.at))?;
+    session.cleared(seat.at, Trade::Network);
+    Ok(match result {
+        Some(ffi::NETWORK_OK) => Some(health::Link::Up),
+        Some(1..=5 | 7) => Some(health::Link::Down),
+        _ => None,
+    })
 }

@@ -24,13 +24,13 @@ use serde::de::DeserializeOwned;
 use tracing::{debug, info, warn};
 
 use super::{
-    BACKEND, Reply, Settings, Shared, Urgent, Work,
+    BACKEND, Reply, Settings, Shared, Urgent, Work, ffi,
     reading::{self, Seat},
-    wire::{self, At, Hello, OpenError, Outcome, Request, Trade},
+    wire::{self, At, Hello, NODE, OpenError, Outcome, Request, Trade, Trouble as Refused},
     worker,
 };
 use crate::{
-    device::{Fault, pci},
+    device::{Fault, pci, presence::Presence},
     domain::{
         health::{HealthReading, Level},
         notice::Severity,
@@ -40,6 +40,8 @@ use crate::{
 
 /// Losses of the worker after which a chip is left out.
 const SHUN_AFTER: u32 = 2;
+/// How often the subscription to events is tried in one start of the library.
+const SUBSCRIPTIONS: u32 = 3;
 
 /// A process that was started and must be reaped.
 pub(super) trait Process: Send {
@@ -93,6 +95,8 @@ struct Snapshot {
     complete: bool,
     /// A chip has gone since.
     stale: bool,
+    /// What the host showed of the chips.
+    presence: Presence,
 }
 
 /// A row of scans that failed or were incomplete.
@@ -115,6 +119,12 @@ pub(super) struct Session {
     trouble: Option<Trouble>,
     /// The last fault codes that could be read, by physical id.
     pub(super) codes: BTreeMap<u32, Vec<u32>>,
+    /// Calls that this start of the library does not have, or not for this chip.
+    pub(super) lacks: HashSet<Request>,
+    /// How often the subscription to events is tried again.
+    subscriptions: u32,
+    /// No worker may be started.
+    suspended: bool,
     /// Where the chips sit since the library's last start; empty until they were read. Unlike the snapshot it stays
     /// while they are read again.
     seats: BTreeMap<u32, Seat>,
@@ -136,6 +146,9 @@ impl Session {
             snapshot: None,
             trouble: None,
             codes: BTreeMap::new(),
+            lacks: HashSet::new(),
+            subscriptions: 0,
+            suspended: false,
             seats: BTreeMap::new(),
             uncut: BTreeMap::new(),
             suspects: BTreeMap::new(),
@@ -170,6 +183,9 @@ impl Session {
             Urgent::Card(physical_id, reply) => self.attend(reply, |session| session.card(physical_id)),
             Urgent::Vendor(reply) => self.attend(reply, Self::vendor),
             Urgent::SetReplay(on, reply) => self.attend(reply, |session| session.set_replay(on)),
+            // Done also when nobody waits for it any more: what an operator wants must not depend on his patience.
+            Urgent::Suspend(reply) => drop(reply.send(self.suspend())),
+            Urgent::Resume(reply) => drop(reply.send(self.resume())),
         }
     }
 
@@ -193,11 +209,16 @@ impl Session {
     /// Where a chip sits in the library's numbering; starts the library if need be.
     pub(super) fn seat(&mut self, physical_id: u32) -> Result<Seat, Fault> {
         self.started()?;
-        self.seats.get(&physical_id).copied().ok_or_else(|| Fault::Failed {
-            backend: BACKEND,
-            call: format!("looking for chip {physical_id}"),
-            why: "the last scan does not have it".to_owned(),
-        })
+        if let Some(seat) = self.seats.get(&physical_id) {
+            return Ok(*seat);
+        }
+        // A chip that is left out of scans for a while is there all the same.
+        let complete = !self.suspects.keys().any(|(at, trade)| *trade == Trade::Scan && self.shunned(*at).is_some());
+        if complete {
+            return Err(Fault::Gone { backend: BACKEND, chip: physical_id });
+        }
+        let why = format!("chip {physical_id} may be one of those that are not asked now because their calls hang");
+        Err(Fault::NotReady { backend: BACKEND, why })
     }
 
     /// Makes sure that the library has started and its chips were read.
@@ -245,8 +266,13 @@ impl Session {
     pub(super) fn spare(&self, at: At, trade: Trade) -> Result<(), Fault> {
         let Some(suspect) = self.suspects.get(&(at, trade)) else { return Ok(()) };
         let timing = &self.settings.timing;
-        let Some(doublings) = suspect.losses.checked_sub(SHUN_AFTER) else { return Ok(()) };
-        let pause = timing.back_off.saturating_mul(1 << doublings.min(16)).min(timing.shun);
+        let (after, first, most) = if trade.is_extra() {
+            (1, timing.shun, timing.shun.saturating_mul(16))
+        } else {
+            (SHUN_AFTER, timing.back_off, timing.shun)
+        };
+        let Some(doublings) = suspect.losses.checked_sub(after) else { return Ok(()) };
+        let pause = first.saturating_mul(1 << doublings.min(16)).min(most);
         if suspect.last.elapsed() >= pause {
             return Ok(());
         }
@@ -292,6 +318,7 @@ impl Session {
         self.snapshot = None;
         self.seats.clear();
         self.uncut.clear();
+        self.lacks.clear();
         self.shared.set_link(None);
         let Some(Worker { mut process, stream, .. }) = self.worker.take() else { return Ok(None) };
         drop(stream);
@@ -303,7 +330,7 @@ impl Session {
             }
             if Instant::now() >= end {
                 self.ending = Some(process);
-                return self.reap().map(|()| None);
+                return self.reap_worker().map(|()| None);
             }
             thread::sleep(Duration::from_millis(2));
         }
@@ -316,12 +343,48 @@ impl Session {
         }
     }
 
-    /// No call is made while a killed worker still exists.
+    /// Ends the worker and starts no other.
+    fn suspend(&mut self) -> Result<(), Fault> {
+        self.suspended = true;
+        let ended = self.end().and_then(|_| self.reap_worker());
+        match &ended {
+            Ok(()) => {
+                info!("the vendor library was let go of; no call is made until it is taken up again");
+                let detail = Fault::Suspended { backend: BACKEND }.to_string();
+                self.shared.set_status("suspended", Severity::Warning, detail);
+            }
+            Err(fault) => warn!(fault = fault.to_string(), "the vendor library's process does not end"),
+        }
+        ended
+    }
+
+    /// Lets the next scan start the library, which may be another one.
+    fn resume(&mut self) -> Result<(), Fault> {
+        self.suspended = false;
+        self.trouble = None;
+        self.suspects.clear();
+        self.codes.clear();
+        self.warned.clear();
+        self.shared.set_status("starting", Severity::Info, "no scan yet".to_owned());
+        self.reap_worker()
+    }
+
+    /// Whether calls can be made: not while suspended, nor while a killed worker still exists.
     fn reap(&mut self) -> Result<(), Fault> {
+        self.reap_worker()?;
+        if self.suspended { Err(Fault::Suspended { backend: BACKEND }) } else { Ok(()) }
+    }
+
+    /// No call is made while a killed worker still exists.
+    fn reap_worker(&mut self) -> Result<(), Fault> {
         let Some(process) = &mut self.ending else { return Ok(()) };
         if process.try_wait().is_some() {
             info!(pid = process.id(), "the vendor library's hung process has ended");
             self.ending = None;
+            if self.suspended {
+                let detail = Fault::Suspended { backend: BACKEND }.to_string();
+                self.shared.set_status("suspended", Severity::Warning, detail);
+            }
             return Ok(());
         }
         let why = format!(
@@ -382,9 +445,12 @@ impl Session {
         let found = scan.chips.len();
         join_missing(&mut scan, &functions);
         self.seats.clone_from(&seats);
+        self.shared.alarms.place(scan.chips.iter().filter_map(|chip| Some((chip.logic_id?, chip.physical_id))));
+        let chips = scan.chips.iter().map(|chip| (chip.physical_id, chip.bus_id));
         self.snapshot = Some(Snapshot {
             seats,
             links: scan.links.clone(),
+            presence: Presence::of(&self.settings.host_root, chips),
             functions,
             complete: scan.missing.is_empty(),
             stale: false,
@@ -429,6 +495,9 @@ impl Session {
     }
 
     fn failed(&mut self, fault: &Fault) {
+        if matches!(fault, Fault::Suspended { .. }) {
+            return;
+        }
         // An incomplete node keeps its worker for health polls; any other failure makes it suspect.
         if self.snapshot.is_none() {
             self.retire();
@@ -453,6 +522,7 @@ impl Session {
 
     /// Starts a worker and, in it, the library.
     fn start(&mut self, patience: Duration) -> Result<(), Fault> {
+        self.reap()?;
         let worker = self.spawn().map_err(|error| Fault::Failed {
             backend: BACKEND,
             call: format!("starting {}", self.settings.worker.display()),
@@ -482,7 +552,11 @@ impl Session {
             }
         }
         match self.ask::<Outcome<()>>(&Request::Init, patience.max(self.settings.timing.init))? {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.subscriptions = SUBSCRIPTIONS;
+                // Before the chips are read, so that no fault falls between.
+                self.subscribe()
+            }
             Err(trouble) => {
                 self.retire();
                 let why = format!("{} answered {trouble}", Request::Init);
@@ -491,8 +565,31 @@ impl Session {
         }
     }
 
+    /// Asks for events, unless that has succeeded, is not to be had or has cost the worker lately. Without them faults
+    /// are seen at the next poll.
+    fn subscribe(&mut self) -> Result<(), Fault> {
+        if self.subscriptions == 0 || self.spare(NODE, Trade::Events).is_err() {
+            return Ok(());
+        }
+        self.subscriptions -= 1;
+        let request = Request::Subscribe;
+        let outcome = self.ask::<Outcome<()>>(&request, self.settings.timing.read)?;
+        self.cleared(NODE, Trade::Events);
+        if let Err(trouble) = outcome {
+            self.warn_once(&format!("{request} answered {trouble}; faults are seen at the next poll only"));
+        }
+        if let Ok(()) | Err(Refused::Missing | Refused::Code(ffi::ERR_NOT_SUPPORT | ffi::ERR_OPER_NOT_PERMITTED)) =
+            outcome
+        {
+            self.subscriptions = 0;
+        }
+        Ok(())
+    }
+
     fn spawn(&self) -> io::Result<Worker> {
         let settings = &self.settings;
+        let (events, their_events) = io::pipe()?;
+        self.shared.clone().listen(events)?;
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_write_timeout(Some(settings.timing.read))?;
         let child = Command::new(&settings.worker)
@@ -506,7 +603,7 @@ impl Session {
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
             .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
+            .stdout(their_events)
             .stderr(Stdio::inherit())
             .spawn()?;
         Ok(Worker { process: Box::new(child), stream, started: Instant::now() })
@@ -518,16 +615,31 @@ impl Session {
         if self.snapshot.is_none() {
             self.scan()?;
         }
-        let seats = self.snapshot.as_ref().map(|snapshot| snapshot.seats.clone()).unwrap_or_default();
+        self.subscribe()?;
+        let Some(Snapshot { seats, presence, .. }) = &self.snapshot else { return Ok(BTreeMap::new()) };
+        let (seats, presence) = (seats.clone(), presence.clone());
         let mut readings = BTreeMap::new();
-        for (physical_id, seat) in seats {
-            let reading = reading::health(self, physical_id, seat)?;
+        for (physical_id, seat) in &seats {
+            // A call about a chip that is not there may hang.
+            if let Some(absence) = presence.absence(*physical_id) {
+                self.warn_once(&format!("chip {physical_id} has gone: {absence}"));
+                readings.insert(*physical_id, HealthReading::of(Level::Gone));
+                continue;
+            }
+            let reading = reading::health(self, *physical_id, *seat)?;
             if reading.level == Level::Gone
                 && let Some(snapshot) = &mut self.snapshot
             {
                 snapshot.stale = true;
             }
-            readings.insert(physical_id, reading);
+            readings.insert(*physical_id, reading);
+        }
+        for (physical_id, seat) in seats {
+            if let Some(reading) = readings.get_mut(&physical_id)
+                && reading.level != Level::Gone
+            {
+                reading.link = reading::link(self, seat)?;
+            }
         }
         Ok(readings)
     }

@@ -10,11 +10,11 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Longest message in bytes; the longest real one, 128 fault codes, has less than 2 KiB.
+/// Longest message in bytes; the longest real one, 1,024 fault codes, has less than 12 KiB.
 const MAX_MESSAGE: usize = 64 * 1024;
 
 /// One chip by the library's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct At {
     /// Card number.
     pub card: i32,
@@ -26,7 +26,7 @@ pub struct At {
 pub const NODE: At = At { card: -1, device: -1 };
 
 /// Name of a template as the library takes it: 1 to 31 bytes of printable ASCII.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TemplateName([u8; 32]);
 
 impl TemplateName {
@@ -56,7 +56,7 @@ impl fmt::Display for TemplateName {
 }
 
 /// One call of the library.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // each is the call that its text form names
 pub enum Request {
     Init,
@@ -80,6 +80,11 @@ pub enum Request {
     Temperature(At),
     Power(At),
     CardPower(i32),
+    /// The counters of a kind of memory.
+    Ecc(At, u32),
+    Network(At),
+    /// From now on the library's events come on the second channel, as [`Event`]s.
+    Subscribe,
     Topology(At, At),
     DiePolicy,
     /// No call: which of the calls for vNPUs the library lacks.
@@ -119,7 +124,10 @@ impl Request {
             | Self::Health(at)
             | Self::ErrorCodes(at)
             | Self::Temperature(at)
-            | Self::Power(at) => Some((at, Trade::Scan)),
+            | Self::Power(at)
+            | Self::Ecc(at, _) => Some((at, Trade::Scan)),
+            Self::Network(at) => Some((at, Trade::Network)),
+            Self::Subscribe => Some((NODE, Trade::Events)),
             Self::Init
             | Self::DriverVersion
             | Self::Cards
@@ -143,6 +151,18 @@ pub enum Trade {
     Look,
     /// Creating and destroying.
     Cut,
+    /// That of the network link, which is known to block.
+    Network,
+    /// Subscribing to events.
+    Events,
+}
+
+impl Trade {
+    /// True for calls that the driver can do without: one loss is enough to leave them out for long.
+    #[must_use]
+    pub fn is_extra(self) -> bool {
+        matches!(self, Self::Network | Self::Events)
+    }
 }
 
 impl fmt::Display for Request {
@@ -180,6 +200,11 @@ impl fmt::Display for Request {
             Self::DestroyVnpu(at, id) => {
                 return write!(f, "dcmi_set_destroy_vdevice({}, {}, {id})", at.card, at.device);
             }
+            Self::Subscribe => return f.write_str("dcmi_subscribe_fault_event(-1, -1)"),
+            Self::Ecc(at, memory) => {
+                return write!(f, "dcmi_get_device_ecc_info({}, {}, {memory})", at.card, at.device);
+            }
+            Self::Network(at) => ("dcmi_get_device_network_health", at),
             Self::Processes(at) => ("dcmi_get_device_resource_info", at),
             Self::Unit(at) => ("dcmi_get_device_type", at),
             Self::LogicId(at) => ("dcmi_get_device_logic_id", at),
@@ -279,6 +304,43 @@ pub struct Free {
     pub ai_cores: u32,
     /// AI CPUs; `None` where they are shared.
     pub ai_cpus: Option<u16>,
+}
+
+/// What ECC has counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ecc {
+    /// False: nothing is counted.
+    pub enabled: bool,
+    /// Errors of one bit, which were corrected.
+    pub single: u32,
+    /// Errors of two bits, which were not.
+    pub double: u32,
+    /// Pages that were taken out of use.
+    pub isolated: u32,
+}
+
+/// Active fault codes of a chip.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Codes {
+    /// The codes, in no order.
+    pub list: Vec<u32>,
+    /// False: there are more than found room.
+    pub complete: bool,
+}
+
+/// A fault event, on the second channel from the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Fault code.
+    pub code: u32,
+    /// Logic id of the chip.
+    pub logic: u16,
+    /// 0 suggestion, 1 minor, 2 major, 3 critical.
+    pub severity: u8,
+    /// 0 recovered, 1 occurred, 2 over at once.
+    pub assertion: u8,
+    /// Events that found no room in the channel since the worker's start.
+    pub lost: u64,
 }
 
 /// The worker's first message: whether calls can be made.

@@ -1,8 +1,10 @@
 //! The child that loads the vendor library: a blocking loop, one call at a time, no runtime.
 //!
 //! It dies with the daemon (parent-death signal, then a check that the parent is still there), makes no call without
-//! the lock, and keeps its standard streams out of the library's reach: its socket comes in as standard input, is moved
-//! away, and `/dev/null` takes its place. Signals that stop the daemon do not cut a vendor call in two: the worker
+//! the lock, and keeps its standard streams out of the library's reach: its socket comes in as standard input, the pipe
+//! for events as standard output; both are moved away, and `/dev/null` takes their places. Events are written by a
+//! thread of the library's, also while a call is in progress; a pipe that is full loses them, and says how many.
+//! Signals that stop the daemon do not cut a vendor call in two: the worker
 //! ends when its socket closes.
 
 #![allow(unsafe_code)]
@@ -23,7 +25,7 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{Flock, FlockArg},
+    fcntl::{self, FcntlArg, Flock, FlockArg, OFlag},
     sys::{
         prctl,
         signal::{SigHandler, Signal, signal},
@@ -81,16 +83,24 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
     let _ = prctl::set_name(c"dcmi-worker");
     take_signals();
-    let stream = match take_socket() {
-        Ok(stream) => stream,
+    let channels = match take_channels() {
+        Ok(channels) => channels,
         Err(error) => {
-            eprintln!("npu-dra: {SUBCOMMAND}: standard input is not the daemon's socket: {error}");
+            eprintln!("npu-dra: {SUBCOMMAND}: its standard streams are not the daemon's: {error}");
             return ExitCode::from(USAGE);
         }
     };
     // A socket that breaks means that the daemon is gone or does not want us any more.
-    let _ = serve(&stream, &arguments);
+    let _ = serve(&channels, &arguments);
     ExitCode::SUCCESS
+}
+
+/// The ways to the daemon.
+struct Channels {
+    /// Requests and answers.
+    calls: UnixStream,
+    /// Events; it never blocks.
+    events: File,
 }
 
 /// The library runs shells and needs SIGCHLD as it is by default, whatever the daemon was started with.
@@ -103,22 +113,28 @@ fn take_signals() {
     }
 }
 
-/// Moves the socket from standard input to a descriptor that no child of the library inherits.
-fn take_socket() -> io::Result<UnixStream> {
-    let socket: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
-    unistd::dup2_stdin(File::open("/dev/null")?)?;
-    let stream = UnixStream::from(socket);
-    stream.peer_addr()?;
-    close_others(stream.as_raw_fd())?;
-    Ok(stream)
+/// Moves the channels from the standard streams to descriptors that no child of the library inherits.
+fn take_channels() -> io::Result<Channels> {
+    let calls: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
+    let events: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    unistd::dup2_stdin(&null)?;
+    unistd::dup2_stdout(&null)?;
+    drop(null);
+    let calls = UnixStream::from(calls);
+    calls.peer_addr()?;
+    let flags = OFlag::from_bits_truncate(fcntl::fcntl(&events, FcntlArg::F_GETFL)?);
+    fcntl::fcntl(&events, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    close_others(&[calls.as_raw_fd(), events.as_raw_fd()])?;
+    Ok(Channels { calls, events: File::from(events) })
 }
 
 /// Closes what the daemon was started with and handed on unawares: a worker that hangs in the kernel must not keep
 /// the daemon's sockets alive.
-fn close_others(socket: RawFd) -> io::Result<()> {
+fn close_others(kept: &[RawFd]) -> io::Result<()> {
     let names: Vec<_> = fs::read_dir("/proc/self/fd")?.filter_map(Result::ok).map(|entry| entry.file_name()).collect();
     for fd in names.iter().filter_map(|name| name.to_str()?.parse::<RawFd>().ok()) {
-        if fd > 2 && fd != socket {
+        if fd > 2 && !kept.contains(&fd) {
             // The listing's own descriptor is closed already.
             let _ = unistd::close(fd);
         }
@@ -126,7 +142,8 @@ fn close_others(socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-fn serve(stream: &UnixStream, arguments: &Arguments) -> io::Result<()> {
+fn serve(channels: &Channels, arguments: &Arguments) -> io::Result<()> {
+    let stream = &channels.calls;
     let opened = lock(&arguments.lock)
         .and_then(|lock| Library::open(&arguments.library, arguments.trust).map(|library| (lock, library)));
     let (_lock, mut library) = match opened {
@@ -136,7 +153,7 @@ fn serve(stream: &UnixStream, arguments: &Arguments) -> io::Result<()> {
     wire::send(stream, &Hello::Ok(()))?;
     loop {
         let request: Request = wire::receive(stream)?;
-        answer(stream, &mut library, request)?;
+        answer(channels, &mut library, request)?;
     }
 }
 
@@ -171,10 +188,11 @@ fn lock(path: &Path) -> Result<Flock<File>, OpenError> {
     }
 }
 
-fn answer(stream: &UnixStream, library: &mut Library, request: Request) -> io::Result<()> {
+fn answer(channels: &Channels, library: &mut Library, request: Request) -> io::Result<()> {
     fn reply<T: Serialize>(stream: &UnixStream, outcome: &Outcome<T>) -> io::Result<()> {
         wire::send(stream, outcome)
     }
+    let stream = &channels.calls;
     match request {
         Request::Init => reply(stream, &library.init()),
         Request::DriverVersion => reply(stream, &library.driver_version()),
@@ -197,6 +215,9 @@ fn answer(stream: &UnixStream, library: &mut Library, request: Request) -> io::R
         Request::Temperature(at) => reply(stream, &library.temperature(at)),
         Request::Power(at) => reply(stream, &library.power(at)),
         Request::CardPower(card) => reply(stream, &library.card_power(card)),
+        Request::Ecc(at, memory) => reply(stream, &library.ecc(at, memory)),
+        Request::Network(at) => reply(stream, &library.network(at)),
+        Request::Subscribe => reply(stream, &library.subscribe(&channels.events)),
         Request::Topology(a, b) => reply(stream, &library.topology(a, b)),
         Request::DiePolicy => reply(stream, &library.die_policy()),
         Request::SlicingGaps => reply(stream, &Outcome::Ok(library.slicing_gaps())),

@@ -6,7 +6,7 @@ use dcmi::world::{Action, Fault as Planted, Profile, World};
 use npu_dra::{
     device::{self, Backend, Choice, Fault, Settings, memory},
     domain::{
-        health::{HealthReading, Level},
+        health::{Alarm, FaultEvent, HealthReading, Level, Turn},
         npu::{ChipReading, Family, Link, Scan, Vdie},
     },
 };
@@ -30,6 +30,10 @@ pub(crate) trait Fixture: Send + Sync {
     fn give_back(&self, physical_id: u32);
     /// Sets health and fault codes of a chip.
     fn alarm(&self, physical_id: u32, level: Level, codes: &[u32]);
+    /// A fault begins or ends on a chip, and an event says so.
+    fn fault_event(&self, physical_id: u32, code: u32, occurred: bool);
+    /// The device node of a chip vanishes, or is back.
+    fn set_device_node(&self, physical_id: u32, there: bool);
     /// A process runs on a chip, or none does any more.
     fn occupy(&self, physical_id: u32, pids: &[i32]);
     /// Makes a vNPU as somebody else would; gives its id.
@@ -90,6 +94,17 @@ impl Fixture for Memory {
 
     fn alarm(&self, physical_id: u32, level: Level, codes: &[u32]) {
         self.backend.set_health(physical_id, HealthReading { codes: codes.to_vec(), ..HealthReading::of(level) });
+    }
+
+    fn fault_event(&self, physical_id: u32, code: u32, occurred: bool) {
+        let turn = if occurred { Turn::Occurred } else { Turn::Recovered };
+        let codes = if occurred { vec![code] } else { Vec::new() };
+        self.backend.set_health(physical_id, HealthReading { codes, ..HealthReading::default() });
+        self.backend.alarm(Alarm::Event { physical_id, event: FaultEvent { code, level: Level::Major, turn } });
+    }
+
+    fn set_device_node(&self, _: u32, _: bool) {
+        unreachable!("it has no device nodes");
     }
 
     fn occupy(&self, physical_id: u32, pids: &[i32]) {
@@ -210,6 +225,19 @@ pub(crate) fn unplug(host: &Path, bus: &str) {
     fs::remove_file(host.join("sys/bus/pci/devices").join(bus)).unwrap();
 }
 
+/// Makes the device node of a chip, or takes it away; the driver's other nodes are there in any case.
+fn set_device_node(host: &Path, physical_id: u32, there: bool) {
+    let dev = host.join("dev");
+    fs::create_dir_all(&dev).unwrap();
+    fs::write(dev.join("davinci_manager"), "").unwrap();
+    let node = dev.join(format!("davinci{physical_id}"));
+    if there {
+        fs::write(node, "").unwrap();
+    } else {
+        fs::remove_file(node).unwrap();
+    }
+}
+
 pub(crate) struct Sysfs {
     host: TempDir,
     backend: Arc<dyn Backend>,
@@ -245,6 +273,14 @@ impl Fixture for Sysfs {
 
     fn alarm(&self, _: u32, _: Level, _: &[u32]) {
         unreachable!("sysfs knows no health");
+    }
+
+    fn fault_event(&self, _: u32, _: u32, _: bool) {
+        unreachable!("sysfs knows no faults");
+    }
+
+    fn set_device_node(&self, physical_id: u32, there: bool) {
+        set_device_node(self.host.path(), physical_id, there);
     }
 
     fn occupy(&self, _: u32, _: &[i32]) {
@@ -409,6 +445,18 @@ impl Fixture for Dcmi {
         };
         self.world.set_health(physical_id, value).unwrap();
         self.world.set_fault_codes(physical_id, codes).unwrap();
+    }
+
+    fn fault_event(&self, physical_id: u32, code: u32, occurred: bool) {
+        if occurred {
+            self.world.occur(physical_id, code, 2).unwrap();
+        } else {
+            self.world.recover(physical_id, code, 2).unwrap();
+        }
+    }
+
+    fn set_device_node(&self, physical_id: u32, there: bool) {
+        set_device_node(&self.host(), physical_id, there);
     }
 
     fn occupy(&self, physical_id: u32, pids: &[i32]) {

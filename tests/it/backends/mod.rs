@@ -1,9 +1,11 @@
 //! One suite of tests for every backend, and what only the vendor library's backend must stand.
 
+mod alarms;
 mod faults;
 mod fixture;
 mod library;
 mod slicing;
+mod suspended;
 mod tree;
 mod twins;
 mod vnpus;
@@ -19,6 +21,13 @@ use npu_dra::{
     },
 };
 
+use alarms::{
+    a_chip_without_its_device_node_is_gone_and_back_with_it, a_fault_event_says_what_happened_to_which_chip,
+    a_reader_that_comes_later_hears_only_what_comes_then, many_faults_at_once_are_all_heard_of,
+};
+use suspended::{
+    a_suspended_backend_answers_nothing_until_it_is_resumed, suspending_twice_and_resuming_twice_harms_nothing,
+};
 use vnpus::{
     a_backend_that_only_reads_says_so, a_chip_with_a_process_is_busy_and_shows_it,
     a_library_that_chooses_ids_says_which, a_lost_chip_has_no_reading,
@@ -63,7 +72,7 @@ macro_rules! suite {
             let memory: usize = [$(count!($memory)),*].iter().sum();
             let sysfs: usize = [$(count!($sysfs)),*].iter().sum();
             let dcmi: usize = [$(count!($dcmi)),*].iter().sum();
-            assert_eq!((all, memory, sysfs, dcmi), (33, 32, 15, 32));
+            assert_eq!((all, memory, sysfs, dcmi), (39, 37, 18, 38));
         }
     };
 }
@@ -103,6 +112,12 @@ suite! {
     runs na   runs the_replay_brings_back_what_it_lists_and_can_be_switched_off,
     runs na   runs a_lost_chip_has_no_reading,
     na   runs na   a_backend_that_only_reads_says_so,
+    runs na   runs a_fault_event_says_what_happened_to_which_chip,
+    runs na   runs many_faults_at_once_are_all_heard_of,
+    runs na   runs a_reader_that_comes_later_hears_only_what_comes_then,
+    na   runs runs a_chip_without_its_device_node_is_gone_and_back_with_it,
+    runs runs runs a_suspended_backend_answers_nothing_until_it_is_resumed,
+    runs runs runs suspending_twice_and_resuming_twice_harms_nothing,
 }
 
 /// Scans until it works; a backend may need some time to come up.

@@ -5,7 +5,7 @@ use npu_dra::{
     domain::vnpu::{CardReading, Resources},
 };
 
-use super::{fixture::Fixture, scanned};
+use super::{fixture::Fixture, scanned, scanned_until};
 
 const GIB: u64 = 1 << 30;
 const QUARTER: &str = "vir05_1c_8g";
@@ -216,6 +216,11 @@ pub(super) async fn a_lost_chip_has_no_reading<F: Fixture>(node: &F) {
     assert!(node.backend().create(5, QUARTER, 180).await.is_err());
     assert!(node.backend().card(77).await.is_err(), "one that never was");
     assert_eq!(card(node, 4).await.ids(), [0; 0], "the others can be read");
+    let _ = node.backend().health().await;
+    scanned_until(node.backend(), |scan| scan.chips.len() == 7).await;
+    let gone = Fault::Gone { backend: F::NAME, chip: 5 };
+    assert_eq!(node.backend().card(5).await, Err(gone.clone()));
+    assert_eq!(node.backend().destroy(5, 180).await, Err(gone));
 }
 
 pub(super) async fn a_backend_that_only_reads_says_so<F: Fixture>(node: &F) {
