@@ -3,7 +3,8 @@
 #
 #   packaging/pack.sh ARCH [DIST [RELEASE]]      x86_64 or aarch64; dist; 1
 #
-# RELEASE is the packages' own number behind the version: tests of upgrades pack the same programs twice.
+# RELEASE is the packages' own number behind the version: tests of upgrades pack the same programs twice. Another one than 1
+# also changes the settings file by a line, so that an upgrade has something to keep.
 set -eu
 cd "$(dirname "$0")/.."
 . packaging/common.sh
@@ -41,6 +42,7 @@ cp -R README.md README-zh.md LICENSE Cargo.toml docs etc packaging systemd "$tre
 cp -R packaging/debian "$tree/debian"
 if [ "$release" != 1 ]; then
     sed -i "1s/(.*)/($version-$release)/" "$tree/debian/changelog"
+    printf '\n# As packaged in release %s.\n' "$release" >>"$tree/etc/npu-dra/npu-dra.toml"
 fi
 
 echo "packaging: DEB $version-$release $deb_arch" >&2
