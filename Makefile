@@ -3,11 +3,13 @@
 CARGO ?= cargo
 RELEASE_BINARIES = --package npu-dra --package npuctl --package testkit --package fake-dcmi
 
-.PHONY: help ready release demo sandbox test lint bench packages
+.PHONY: help ready release demo sandbox test cluster-test lint bench packages
 
 help:
 	@echo 'make demo     build, run the main job on a simulated node, end with "demo: ok"'
 	@echo 'make test     every tier that needs neither root nor Go'
+	@echo 'make cluster-test  the driver on real Kubernetes releases: needs root and Go;'
+	@echo '              VERSION=1.36.3 for one of them, KEEP=1 leaves the last node up'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make bench    measure the budgets of tests/bench/budgets.toml'
 	@echo 'make packages  DEBs and RPMs in dist/, for this machine or ARCH=x86_64|aarch64'
@@ -30,8 +32,14 @@ test: release
 	NPU_DRA_CRASH_DAEMON=$(CURDIR)/target/release/npu-dra $(CARGO) test --locked --package npu-dra --test crash -- --nocapture
 	@echo
 	@echo 'tiers run:     unit, property, backend suite, integration, crash'
-	@echo 'tiers not run: cluster  (real Kubernetes: needs root and Go; not in this tree yet)'
+	@echo 'tiers not run: cluster  (make cluster-test: real Kubernetes; needs root and Go)'
 	@echo '               packages (real systemd, RPM, DEB: needs root; not in this tree yet)'
+
+cluster-test:
+	@sh tests/cluster/ready.sh
+	$(MAKE) release
+	$(CARGO) build --workspace --locked --bin cluster-test
+	target/debug/cluster-test
 
 lint: ready
 	$(CARGO) fmt --all --check

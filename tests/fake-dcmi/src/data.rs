@@ -330,6 +330,16 @@ pub enum NodeKind {
     Symlink(PathBuf),
     /// A character device with these numbers; needs `CAP_MKNOD`.
     Char(u64, u64),
+    /// A character device of its own for every node, as on hardware: mode 0660 and this group; needs `CAP_MKNOD` and
+    /// `CAP_CHOWN`.
+    Distinct {
+        /// Major number of all.
+        major: u64,
+        /// Minor number of `davinci0`; the others follow from it.
+        first: u64,
+        /// Group of all.
+        gid: u32,
+    },
 }
 
 /// Answer of the multi-die policy call on a 910C.

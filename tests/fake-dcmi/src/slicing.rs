@@ -90,10 +90,33 @@ pub(crate) fn make_node(world: &World, data: &Data, name: &str) -> Result<(), Wo
             let mode = Mode::from_bits_truncate(0o660);
             mknod(&path, SFlag::S_IFCHR, mode, makedev(*major, *minor)).map_err(std::io::Error::from)
         }
+        NodeKind::Distinct { major, first, gid } => make_distinct(&path, *major, first + offset(name), *gid),
     };
     match made {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(disk::at(&path)(error)),
         _ => Ok(()),
+    }
+}
+
+/// Makes a device as the driver and its udev rule would, whatever this process's umask is.
+fn make_distinct(path: &Path, major: u64, minor: u64, gid: u32) -> std::io::Result<()> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    mknod(path, SFlag::S_IFCHR, Mode::empty(), makedev(major, minor))?;
+    chown(path, None, Some(gid))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660))
+}
+
+/// How far the minor number of a node is from that of `davinci0`.
+fn offset(name: &str) -> u64 {
+    let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<u64>().ok();
+    match (number("vdavinci"), number("davinci"), name) {
+        (Some(id), _, _) => 1000 + id,
+        (_, Some(phy), _) => phy,
+        (_, _, "davinci_manager") => 500,
+        (_, _, "devmm_svm") => 501,
+        (_, _, "hisi_hdc") => 502,
+        _ => 503,
     }
 }
 

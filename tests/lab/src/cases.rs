@@ -14,13 +14,14 @@
 //! A listed case that did not run has failed; a case that ran but is not listed is an error.
 
 use std::{
+    any::Any,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde::Deserialize;
 
 /// The exit code of a tier that cannot run here.
@@ -99,6 +100,13 @@ impl Choice {
     }
 }
 
+/// A panic as the error that it is.
+#[must_use]
+pub fn panicked(panic: &(dyn Any + Send)) -> anyhow::Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    anyhow!("panicked: {}", text.unwrap_or_default())
+}
+
 /// What a case has to say when it went well: nothing, or a figure.
 pub trait Said {
     /// The text behind the case's name.
@@ -153,6 +161,12 @@ impl Account {
         self.catalogue.all().any(|(of, name)| of == set && self.choice.has(of, name))
     }
 
+    /// Whether the catalogue lists this case for this set.
+    #[must_use]
+    pub fn lists(&self, set: &str, name: &str) -> bool {
+        self.catalogue.all().any(|listed| listed == (set, name))
+    }
+
     /// Whether this case is wanted.
     #[must_use]
     pub fn wants(&self, set: &str, name: &str) -> bool {
@@ -165,16 +179,10 @@ impl Account {
             return false;
         }
         let started = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(case)).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            bail!("panicked: {}", text.unwrap_or_default())
-        });
+        let outcome = catch_unwind(AssertUnwindSafe(case)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
         let took = started.elapsed();
         let end = match outcome {
-            _ if !self.catalogue.all().any(|listed| listed == (set, name)) => {
-                End::Failed(format!("ran, but the catalogue does not list it for {set}"))
-            }
+            _ if !self.lists(set, name) => End::Failed(format!("ran, but the catalogue does not list it for {set}")),
             _ if self.ended.iter().any(|(of, other, _)| of == set && other == name) => {
                 End::Failed("ran a second time".to_owned())
             }

@@ -1,0 +1,14 @@
+//! The cases, one file a subject.
+
+mod first;
+mod whole;
+
+use crate::stage::Stage;
+
+/// A case: its name in the catalogue, and what it does.
+pub(crate) type Case = (&'static str, fn(&Stage) -> anyhow::Result<()>);
+
+/// All cases, in the order in which they run.
+pub(crate) fn all() -> impl Iterator<Item = Case> {
+    [first::CASES, whole::CASES].into_iter().flatten().copied()
+}
