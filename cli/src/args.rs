@@ -8,6 +8,8 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiff::SignedDuration;
 
+use crate::document::Health;
+
 /// Where the daemon listens unless told otherwise.
 pub(crate) const SOCKET: &str = "/run/npu-dra/admin.sock";
 /// Where the daemon keeps its records unless told otherwise.
@@ -122,9 +124,9 @@ pub(crate) enum Command {
         /// Go on and print what changes, until Ctrl-C
         #[arg(short, long)]
         watch: bool,
-        /// Only those in this state of health
+        /// Only those in this condition, or with this level of their own
         #[arg(long, value_name = "STATE", value_enum, value_delimiter = ',')]
-        health: Vec<Level>,
+        health: Vec<State>,
     },
     /// Show one NPU in full
     Device {
@@ -261,23 +263,39 @@ pub(crate) enum Generate {
     },
 }
 
-/// State of health, as it is asked for.
+/// State of health, as it is asked for: conditions, then levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Level {
+pub(crate) enum State {
     Ok,
     Unknown,
+    Warn,
+    Tainted,
+    Fatal,
+    Lost,
     Minor,
     Major,
     Critical,
     Gone,
 }
 
-impl Level {
-    /// The word for it.
-    pub(crate) fn as_str(self) -> &'static str {
+impl State {
+    /// True if a card with this health is meant; `None` if nothing is known of it.
+    pub(crate) fn is_of(self, health: Option<&Health>) -> bool {
+        let Some(health) = health else { return self == Self::Unknown };
+        match self {
+            Self::Minor | Self::Major | Self::Critical | Self::Gone => health.level == self.as_str(),
+            _ => health.condition == self.as_str(),
+        }
+    }
+
+    fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Unknown => "unknown",
+            Self::Warn => "warn",
+            Self::Tainted => "tainted",
+            Self::Fatal => "fatal",
+            Self::Lost => "lost",
             Self::Minor => "minor",
             Self::Major => "major",
             Self::Critical => "critical",

@@ -68,12 +68,31 @@ pub(crate) struct Device {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Health {
+    /// What npu-dra holds of the card.
+    pub(crate) condition: String,
+    /// What the card says of itself.
     pub(crate) level: String,
     pub(crate) since: Option<Timestamp>,
+    /// What is wrong.
+    pub(crate) reason: Option<String>,
+    /// When it takes claims again if it stays quiet.
+    pub(crate) quiet_until: Option<Timestamp>,
     /// Eight hex digits each.
     pub(crate) codes: Vec<String>,
     pub(crate) temperature_celsius: Option<i32>,
     pub(crate) power_watts: Option<f64>,
+    pub(crate) ecc: Option<Ecc>,
+    /// Network link: up or down.
+    pub(crate) link: Option<String>,
+}
+
+/// What ECC has counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Ecc {
+    pub(crate) corrected: u64,
+    pub(crate) uncorrected: u64,
+    pub(crate) isolated_pages: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -366,9 +385,19 @@ impl From<proto::Device> for Device {
 
 impl From<proto::Health> for Health {
     fn from(health: proto::Health) -> Self {
+        let ecc = health.ecc_corrected.zip(health.ecc_uncorrected);
         Self {
+            condition: health.condition,
             level: health.level,
             since: health.since_ms.and_then(time),
+            reason: text(health.reason),
+            quiet_until: health.quiet_until_ms.and_then(time),
+            ecc: ecc.map(|(corrected, uncorrected)| Ecc {
+                corrected,
+                uncorrected,
+                isolated_pages: health.ecc_isolated_pages.unwrap_or_default(),
+            }),
+            link: text(health.link),
             codes: health.codes.iter().map(|code| format!("{code:08X}")).collect(),
             temperature_celsius: health.temperature_celsius,
             power_watts: health.power_deciwatts.map(|power| f64::from(power) / 10.0),

@@ -181,9 +181,8 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
     let result = match &cli.command {
         Command::Devices { names, watch, health } => {
             let wanted = |device: &Device| {
-                let level = device.health.as_ref().map_or("unknown", |health| health.level.as_str());
                 (names.is_empty() || names.contains(&device.name))
-                    && (health.is_empty() || health.iter().any(|wanted| wanted.as_str() == level))
+                    && (health.is_empty() || health.iter().any(|state| state.is_of(device.health.as_ref())))
             };
             if *watch {
                 let client = Client::connect(&global.socket, global.timeout()).await?;

@@ -69,7 +69,7 @@ fn main_sections() -> Roff {
     entry(&mut text, SOCKET, "Admin socket. Root and members of group npu-dra may look, root alone may change things.");
     entry(&mut text, STATE_DIR, "State directory with the records of claims.");
     text.control("SH", ["EXAMPLES"]);
-    entry(&mut text, "npuctl devices --health major,critical,gone", "NPUs that no claim should get.");
+    entry(&mut text, "npuctl devices --health tainted,fatal,lost", "NPUs that no claim should get.");
     entry(&mut text, "npuctl claims list --watch", "Claims, as they come and go.");
     entry(&mut text, "npuctl vnpu templates --device npu-0", "What can still be cut from an NPU, in all mixes.");
     entry(&mut text, "npuctl devices -o json | jq '.items[].memoryBytes'", "Memory of each NPU in bytes.");

@@ -37,6 +37,7 @@ impl Item for Device {
         text("HEALTH"),
         text("STATE"),
         text("CLAIM"),
+        wide(text("LEVEL")),
         wide(text("PHYSICAL")),
         wide(number("NUMA")),
         wide(text("GROUP")),
@@ -57,6 +58,7 @@ impl Item for Device {
             health_word(self.health.as_ref()),
             state(&self.state),
             Cell::some(self.holders()),
+            Cell::known(self.health.as_ref().map(|health| health.level.as_str()).filter(|level| *level != "unknown")),
             Cell::known(Some(numbers(&self.physical_ids))),
             Cell::known(self.numa_node),
             Cell::known(self.topology_group.as_ref()),
@@ -85,10 +87,15 @@ impl Device {
     pub(crate) fn pairs(&self, now: Timestamp) -> Vec<(&'static str, Cell)> {
         let health = self.health.as_ref();
         let health_text = health.map(|health| {
-            let codes =
-                if health.codes.is_empty() { String::new() } else { format!(", codes {}", health.codes.join(" ")) };
             let since = health.since.map(|since| format!(" for {}", age(since, now))).unwrap_or_default();
-            format!("{}{since}{codes}", health.level)
+            let reason = health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            format!("{}{since}{reason}", health.condition)
+        });
+        let codes = health.map(|health| health.codes.join(" ")).unwrap_or_default();
+        let quiet =
+            health.and_then(|health| health.quiet_until).map(|until| format!("takes claims in {}", age(now, until)));
+        let ecc = health.and_then(|health| health.ecc.as_ref()).map(|ecc| {
+            format!("{} corrected, {} not, {} pages isolated", ecc.corrected, ecc.uncorrected, ecc.isolated_pages)
         });
         let taints = self.taints.iter().map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect));
         let claims = self
@@ -109,6 +116,10 @@ impl Device {
             ("memory", Cell::known(self.memory_bytes.map(size))),
             ("driver", Cell::known(self.driver_version.as_ref())),
             ("health", Cell::known(health_text).tone(health_tone(health))),
+            ("level", Cell::known(health.map(|health| health.level.as_str()))),
+            ("codes", Cell::some(codes)),
+            ("ecc", Cell::known(ecc)),
+            ("link", Cell::known(health.and_then(|health| health.link.as_ref()))),
             (
                 "temperature",
                 Cell::known(health.and_then(|health| health.temperature_celsius).map(|t| format!("{t} C"))),
@@ -116,6 +127,7 @@ impl Device {
             ("power", Cell::known(health.and_then(|health| health.power_watts).map(|power| format!("{power:.1} W")))),
             ("state", state(&self.state)),
         ];
+        pairs.extend(quiet.map(|quiet| ("quiet", Cell::some(quiet))));
         pairs.extend(self.reason.iter().map(|reason| ("reason", Cell::some(reason))));
         pairs.extend(several("taint", taints.map(Cell::some)));
         pairs.extend(several("claim", claims.map(Cell::some)));
@@ -138,15 +150,15 @@ fn numbers(numbers: &[u32]) -> String {
 }
 
 fn health_word(health: Option<&Health>) -> Cell {
-    Cell::known(health.map(|health| health.level.as_str()).filter(|level| *level != "unknown"))
+    Cell::known(health.map(|health| health.condition.as_str()).filter(|word| *word != "unknown"))
         .tone(health_tone(health))
 }
 
 fn health_tone(health: Option<&Health>) -> Tone {
-    match health.map(|health| health.level.as_str()) {
+    match health.map(|health| health.condition.as_str()) {
         None | Some("unknown") => Tone::Plain,
         Some("ok") => Tone::Good,
-        Some("minor") => Tone::Warn,
+        Some("warn") => Tone::Warn,
         Some(_) => Tone::Bad,
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     device::Status,
     domain::{
         claim::{ClaimRef, ClaimUid},
-        health::{Health, HealthReading, Level},
+        health::{Health, HealthReading, Level, Policy, Report},
         inventory::tests::inventory_of,
         model::Model,
         names::{DriverName, NodeName, PoolName},
@@ -63,6 +63,10 @@ fn record(uid: &str, stable_id: &StableId, device: &str) -> Record {
     }
 }
 
+fn health(reading: HealthReading) -> Health {
+    Health::step(None, &Report::Read(reading), &Policy::default(), at(50))
+}
+
 /// Three cards: `npu-0` held by claim `u0`, `npu-1` critical, `npu-2` free; and a damaged record `bad`.
 fn snapshot() -> Snapshot {
     let inventory = inventory_of(3);
@@ -72,7 +76,7 @@ fn snapshot() -> Snapshot {
         let codes = if level == Level::Ok { vec![] } else { vec![0x80E0_1801] };
         DeviceView {
             npu: npu.clone(),
-            health: Some(Health { reading: HealthReading { codes, ..HealthReading::of(level) }, since: at(50) }),
+            health: Some(health(HealthReading { codes, ..HealthReading::of(level) })),
             owners: if npu.name.as_str() == "npu-0" { vec![held.clone()] } else { vec![] },
             reading: None,
         }
@@ -105,6 +109,7 @@ fn snapshot() -> Snapshot {
         model: Model::Off,
         slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
         closed: std::collections::BTreeMap::new(),
+        quiet: Duration::from_mins(1),
     }
 }
 
@@ -235,7 +240,7 @@ async fn a_card_that_a_claim_holds_and_no_scan_finds_is_listed_as_gone() {
     assert_eq!((gone.name.as_str(), gone.state.as_str(), gone.claims.len()), ("npu-0", "gone", 1));
     let status = running.client.status(proto::StatusRequest {}).await.unwrap().into_inner();
     let about = status.attention.iter().find(|point| point.subject == "npu-0").unwrap();
-    assert_eq!(about.text, "health gone, held by ml/train-u0");
+    assert_eq!(about.text, "health lost; held by ml/train-u0");
 
     // Before the first scan nobody can say that it is gone.
     running.change(|snapshot| snapshot.scanned_at = None);
@@ -261,7 +266,10 @@ async fn status_names_what_a_human_should_look_at() {
     let status = running.client.status(proto::StatusRequest {}).await.unwrap().into_inner();
     let points: Vec<_> = status.attention.iter().map(|point| point.subject.as_str()).collect();
     assert_eq!(points, ["npu-1", "claim bad"]);
-    assert_eq!(status.attention[0].text, "health critical (code 80E01801), tainted NoSchedule");
+    assert_eq!(
+        status.attention[0].text,
+        "health tainted: 80E01801 HBM multi-bit ECC, level critical; tainted NoSchedule"
+    );
     let counts = status.claims.unwrap();
     assert_eq!((counts.prepared, counts.quarantined), (1, 1));
     assert!(status.kubelet.unwrap().registered);

@@ -1,6 +1,9 @@
 //! What the domain knows, as the messages that `npuctl` is sent. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use npu_proto::admin as proto;
@@ -9,13 +12,13 @@ use super::{Cluster, Identity, Kubelet};
 use crate::{
     domain::{
         claim::ClaimRef,
-        health::{Health, Level, codes_text},
+        health::{Condition, Health, Level, Link},
         model::Model,
         notice::Severity,
         npu::{Npu, StableId},
-        plan::{self, Node},
+        plan,
         record::{Cut, Holding, Phase, Quarantined, Record},
-        slice::{self, Effect},
+        slice,
         vnpu::{self, CardReading, VnpuReading},
     },
     engine::{DeviceView, Snapshot},
@@ -23,7 +26,7 @@ use crate::{
 
 /// All devices: the cards of the last good scan, then those that claims hold and that are not among them.
 pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
-    let shown = |view| device(view, &snapshot.node, &snapshot.driver_version, closed(snapshot, view));
+    let shown = |view| device(view, snapshot, closed(snapshot, view));
     let mut devices: Vec<_> = snapshot.devices.iter().map(shown).collect();
     let present: BTreeSet<_> = snapshot.devices.iter().map(|view| &view.npu.stable_id).collect();
     let mut absent: BTreeMap<_, proto::Device> = BTreeMap::new();
@@ -42,24 +45,24 @@ pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
     devices
 }
 
-fn device(view: &DeviceView, node: &Node, driver_version: &str, closed: Option<&str>) -> proto::Device {
+fn device(view: &DeviceView, snapshot: &Snapshot, closed: Option<&str>) -> proto::Device {
+    let Snapshot { node, driver_version, quiet, .. } = snapshot;
     let (npu, first) = (&view.npu, view.npu.first());
-    let level = view.health.as_ref().map(|health| health.reading.level);
-    let sick = level.filter(|level| !level.is_usable());
-    let state = match (level, holder_of_all(view)) {
-        (Some(Level::Gone), _) => "gone",
+    let sick = view.health.as_ref().filter(|health| !health.condition.is_usable());
+    let state = match (sick.map(|health| health.condition), holder_of_all(view)) {
+        (Some(Condition::Lost), _) => "gone",
         (_, Some(_)) => "in-use",
-        _ if sick.is_some() => "tainted",
+        (Some(_), _) => "tainted",
         _ if closed.is_some() => "closed",
         _ if !view.owners.is_empty() => "split",
         _ => "free",
     };
     let reason = match (closed, sick) {
         (Some(why), _) => why.to_owned(),
-        (None, Some(level)) => format!("health {level}"),
+        (None, Some(health)) => format!("health {}: {}", health.condition, health.text()),
         (None, None) => String::new(),
     };
-    let mut taints = level.map(|level| slice::taints(&node.driver, level)).unwrap_or_default();
+    let mut taints: Vec<_> = sick.and_then(|health| slice::health_taint(&node.driver, health)).into_iter().collect();
     taints.extend(closed.map(|why| slice::closed_taint(&node.driver, why)));
     proto::Device {
         name: npu.name.to_string(),
@@ -67,7 +70,7 @@ fn device(view: &DeviceView, node: &Node, driver_version: &str, closed: Option<&
         bus_id: first.bus_id.to_string(),
         ai_cores: npu.ai_cores(),
         memory_bytes: npu.memory(),
-        health: view.health.as_ref().map(health),
+        health: view.health.as_ref().map(|health| self::health(health, *quiet)),
         state: state.to_owned(),
         claims: view.owners.iter().map(|record| claim_name(&record.claim)).collect(),
         uuid: npu.stable_id.to_string(),
@@ -76,7 +79,7 @@ fn device(view: &DeviceView, node: &Node, driver_version: &str, closed: Option<&
         topology_group: npu.topology_group.clone(),
         pcie_root: first.pcie_root.clone().unwrap_or_default(),
         taints: taints.into_iter().map(taint).collect(),
-        driver_version: driver_version.to_owned(),
+        driver_version: driver_version.clone(),
         reason,
     }
 }
@@ -95,7 +98,11 @@ fn holder_of_all(view: &DeviceView) -> Option<&Record> {
 
 /// A card that a claim holds and that the last good scan did not find; before the first scan nobody knows.
 fn absent_device(holding: &Holding, scanned_at: Option<Timestamp>) -> proto::Device {
-    let gone = proto::Health { level: Level::Gone.to_string(), ..proto::Health::default() };
+    let gone = proto::Health {
+        level: Level::Gone.to_string(),
+        condition: Condition::Lost.to_string(),
+        ..proto::Health::default()
+    };
     proto::Device {
         name: holding.device.clone(),
         health: scanned_at.is_some().then_some(gone),
@@ -106,25 +113,27 @@ fn absent_device(holding: &Holding, scanned_at: Option<Timestamp>) -> proto::Dev
     }
 }
 
-fn health(health: &Health) -> proto::Health {
+fn health(health: &Health, quiet: Duration) -> proto::Health {
+    let reading = &health.reading;
+    let until = health.quiet_since().and_then(|since| since.checked_add(quiet).ok());
     proto::Health {
-        level: health.reading.level.to_string(),
+        level: reading.level.to_string(),
         since_ms: Some(health.since.as_millisecond()),
-        codes: health.reading.codes.clone(),
-        temperature_celsius: health.reading.temperature,
-        power_deciwatts: health.reading.power,
+        codes: health.codes(),
+        temperature_celsius: reading.temperature,
+        power_deciwatts: reading.power,
+        condition: health.condition.to_string(),
+        reason: health.text(),
+        quiet_until_ms: until.map(Timestamp::as_millisecond),
+        ecc_corrected: reading.ecc.map(|ecc| ecc.corrected),
+        ecc_uncorrected: reading.ecc.map(|ecc| ecc.uncorrected),
+        ecc_isolated_pages: reading.ecc.map(|ecc| ecc.isolated_pages),
+        link: health.link.map(Link::as_str).unwrap_or_default().to_owned(),
     }
 }
 
 fn taint(taint: slice::Taint) -> proto::Taint {
-    proto::Taint { key: taint.key, value: taint.value, effect: effect(taint.effect).to_owned() }
-}
-
-fn effect(effect: Effect) -> &'static str {
-    match effect {
-        Effect::NoSchedule => "NoSchedule",
-        Effect::NoExecute => "NoExecute",
-    }
+    proto::Taint { key: taint.key, value: taint.value, effect: taint.effect.as_str().to_owned() }
 }
 
 fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
@@ -447,21 +456,17 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
     }
     for device in devices(snapshot) {
         let Some(health) = &device.health else { continue };
-        if matches!(health.level.as_str(), "ok" | "unknown") && health.codes.is_empty() {
+        if matches!(health.condition.as_str(), "ok" | "unknown") {
             continue;
         }
-        let codes = match health.codes.len() {
-            0 => String::new(),
-            1 => format!(" (code {})", codes_text(&health.codes)),
-            _ => format!(" (codes {})", codes_text(&health.codes)),
-        };
-        let mut parts = vec![format!("health {}{codes}", health.level)];
+        let colon = if health.reason.is_empty() { "" } else { ": " };
+        let mut parts = vec![format!("health {}{colon}{}", health.condition, health.reason)];
         if device.bus_id.is_empty() {
             let holders = device.claims.iter().map(|claim| format!("{}/{}", claim.namespace, claim.name));
             parts.push(format!("held by {}", holders.collect::<Vec<_>>().join(", ")));
         }
         parts.extend(device.taints.iter().map(|taint| format!("tainted {}", taint.effect)));
-        let text = parts.join(", ");
+        let text = parts.join("; ");
         all.push(point(&device.name, text, health.since_ms));
     }
     for (device, why) in &snapshot.closed {

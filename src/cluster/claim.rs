@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::domain::{
-    claim::{AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig},
+    claim::{AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig, Toleration},
     config::NpuConfig,
     names::{is_dns_label, is_dns_subdomain},
     quantity::{InvalidQuantity, Quantity},
@@ -110,6 +110,27 @@ struct DeviceResult {
     share_id: Option<String>,
     #[serde(default)]
     consumed_capacity: Option<BTreeMap<String, serde_json::Value>>,
+    #[serde(default)]
+    tolerations: Option<Vec<DeviceToleration>>,
+}
+
+#[derive(Deserialize)]
+struct DeviceToleration {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    operator: String,
+    #[serde(default)]
+    value: String,
+    #[serde(default)]
+    effect: String,
+}
+
+impl From<DeviceToleration> for Toleration {
+    fn from(read: DeviceToleration) -> Self {
+        let DeviceToleration { key, operator, value, effect } = read;
+        Self { key, value: Some(value).filter(|_| operator != "Exists"), effect }
+    }
 }
 
 #[derive(Deserialize)]
@@ -215,6 +236,7 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
             admin_access: result.admin_access.unwrap_or(false),
             share_id: result.share_id,
             consumed_capacity,
+            tolerations: result.tolerations.into_iter().flatten().map(Toleration::from).collect(),
         });
     }
 

@@ -1,4 +1,4 @@
-//! Events on the node, and on the claim where there is one.
+//! Events on the node, on the claim where there is one, and on the pods of the claims that a card's health touches.
 //!
 //! Best effort: a bounded queue, a budget, one Event for what repeats itself within ten minutes. What cannot be written
 //! is counted; the journal has it anyway.
@@ -14,6 +14,7 @@ use k8s_openapi::{
     api::core::v1::{Event, EventSource, ObjectReference},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
+use serde::Deserialize;
 use serde_json::json;
 use tokio::{
     sync::mpsc,
@@ -22,7 +23,7 @@ use tokio::{
 
 use crate::domain::{
     claim::ClaimRef,
-    names::NodeName,
+    names::{NodeName, is_dns_label, is_dns_subdomain},
     notice::{Notice, Severity},
 };
 
@@ -58,7 +59,45 @@ struct Subject {
     reason: &'static str,
     /// Claim, device or whatever else the notice names: two cards must not share one Event.
     what: String,
-    on_claim: bool,
+    /// What it stands on.
+    about: String,
+}
+
+/// What an Event stands on.
+#[derive(Debug, Clone, Copy)]
+enum About<'a> {
+    Node,
+    Claim(&'a ClaimRef),
+    Pod { namespace: &'a str, name: &'a str, uid: &'a str },
+}
+
+/// A claim, as far as it tells its pods.
+#[derive(Deserialize)]
+struct Claim {
+    metadata: Metadata,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    uid: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    reserved_for: Option<Vec<Consumer>>,
+}
+
+/// Who has reserved a claim.
+#[derive(Deserialize)]
+struct Consumer {
+    #[serde(default)]
+    resource: String,
+    name: String,
+    uid: String,
 }
 
 /// An Event that was written.
@@ -98,30 +137,51 @@ impl Events {
         let mut book = HashMap::new();
         let mut budget = Budget { left: BURST, since: Instant::now() };
         while let Some(notice) = lease.next().await {
-            for on_claim in [false, true] {
-                let claim = notice.claim();
-                if on_claim && claim.is_none_or(|claim| claim.namespace.is_empty()) {
-                    continue;
-                }
-                let claim = claim.filter(|_| on_claim);
-                if !self.write(&notice, claim, &mut book, &mut budget).await {
+            let claim = notice.claim().filter(|claim| !claim.namespace.is_empty()).map(About::Claim);
+            for about in [Some(About::Node), claim].into_iter().flatten() {
+                if !self.write(&notice, about, &mut book, &mut budget).await {
                     self.dropped();
                 }
             }
+            for claim in notice.affected() {
+                for pod in self.pods(claim).await {
+                    let about = About::Pod { namespace: &claim.namespace, name: &pod.name, uid: &pod.uid };
+                    if !self.write(&notice, about, &mut book, &mut budget).await {
+                        self.dropped();
+                    }
+                }
+            }
         }
+    }
+
+    /// Pods that have reserved a claim; none if that cannot be read.
+    async fn pods(&self, claim: &ClaimRef) -> Vec<Consumer> {
+        if !is_dns_label(&claim.namespace) || !is_dns_subdomain(&claim.name) || !self.reachable().await {
+            return Vec::new();
+        }
+        let path = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}", claim.namespace, claim.name);
+        let within = self.link.timing.request;
+        let ask = Ask { verb: "get", resource: "resourceclaims", path: &path, body: None, within };
+        let Ok(body) = self.link.ask(ask).await else { return Vec::new() };
+        let Ok(read) = serde_json::from_slice::<Claim>(&body) else { return Vec::new() };
+        if read.metadata.uid != claim.uid.as_str() {
+            return Vec::new();
+        }
+        let consumers = read.status.and_then(|status| status.reserved_for).unwrap_or_default();
+        consumers.into_iter().filter(|consumer| consumer.resource == "pods").collect()
     }
 
     /// Writes one Event; false if it was dropped.
     async fn write(
         &self,
         notice: &Notice,
-        claim: Option<&ClaimRef>,
+        about: About<'_>,
         book: &mut HashMap<Subject, Written>,
         budget: &mut Budget,
     ) -> bool {
         let window = self.link.timing.event_window;
         let message = shortened(notice.message());
-        let subject = Subject { reason: notice.reason(), what: what(notice), on_claim: claim.is_some() };
+        let subject = Subject { reason: notice.reason(), what: what(notice), about: about.id() };
         book.retain(|_, written| written.first.elapsed() < window);
         if let Some(written) = book.get_mut(&subject) {
             written.count = written.count.saturating_add(1);
@@ -131,7 +191,9 @@ impl Events {
             if !budget.take() || !self.reachable().await {
                 return false;
             }
-            let body = json!({"count": written.count, "lastTimestamp": now(), "message": message});
+            let body = json!({
+                "count": written.count, "lastTimestamp": now(), "message": message, "type": kind(notice)
+            });
             let path = format!("/api/v1/namespaces/{}/events/{}", written.namespace, written.name);
             if self.ask("patch", &path, body.to_string().into_bytes()).await {
                 written.message = message;
@@ -144,7 +206,7 @@ impl Events {
         if book.len() >= REMEMBERED || !budget.take() || !self.reachable().await {
             return false;
         }
-        let event = self.event(notice, claim, &message);
+        let event = self.event(notice, about, &message);
         let (Some(namespace), Some(name), Ok(body)) =
             (event.metadata.namespace.clone(), event.metadata.name.clone(), serde_json::to_vec(&event))
         else {
@@ -158,9 +220,10 @@ impl Events {
         true
     }
 
-    fn event(&self, notice: &Notice, claim: Option<&ClaimRef>, message: &str) -> Event {
-        let about = match claim {
-            Some(claim) => ObjectReference {
+    fn event(&self, notice: &Notice, about: About<'_>, message: &str) -> Event {
+        let namespace = about.namespace().to_owned();
+        let about = match about {
+            About::Claim(claim) => ObjectReference {
                 api_version: Some("resource.k8s.io/v1".to_owned()),
                 kind: Some("ResourceClaim".to_owned()),
                 namespace: Some(claim.namespace.clone()),
@@ -169,24 +232,30 @@ impl Events {
                 ..ObjectReference::default()
             },
             // Nodes have no namespace, their Events stand in "default"; kubelet too gives the name as UID.
-            None => ObjectReference {
+            About::Node => ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Node".to_owned()),
                 name: Some(self.node.to_string()),
                 uid: Some(self.node.to_string()),
                 ..ObjectReference::default()
             },
+            About::Pod { namespace, name, uid } => ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                namespace: Some(namespace.to_owned()),
+                name: Some(name.to_owned()),
+                uid: Some(uid.to_owned()),
+                ..ObjectReference::default()
+            },
         };
-        let namespace = claim.map_or_else(|| "default".to_owned(), |claim| claim.namespace.clone());
         let base: String = about.name.clone().unwrap_or_default().chars().take(200).collect();
         let name = format!("{base}.{:016x}", Timestamp::now().as_nanosecond() & i128::from(u64::MAX));
-        let kind = if notice.severity() == Severity::Info { "Normal" } else { "Warning" };
         Event {
             metadata: ObjectMeta { name: Some(name), namespace: Some(namespace), ..ObjectMeta::default() },
             involved_object: about,
             reason: Some(notice.reason().to_owned()),
             message: Some(message.to_owned()),
-            type_: Some(kind.to_owned()),
+            type_: Some(kind(notice).to_owned()),
             count: Some(1),
             first_timestamp: Some(now()),
             last_timestamp: Some(now()),
@@ -280,6 +349,29 @@ fn what(notice: &Notice) -> String {
         Notice::Model { model, .. } => model.to_string(),
         Notice::Quarantined { uid, .. } | Notice::Rebuilt { uid } | Notice::Swept { uid } => uid.clone(),
         Notice::Backend { .. } => String::new(),
+    }
+}
+
+fn kind(notice: &Notice) -> &'static str {
+    if notice.severity() == Severity::Info { "Normal" } else { "Warning" }
+}
+
+impl About<'_> {
+    /// Where Events on it stand.
+    fn namespace(&self) -> &str {
+        match self {
+            Self::Node => "default",
+            Self::Claim(claim) => &claim.namespace,
+            Self::Pod { namespace, .. } => namespace,
+        }
+    }
+
+    fn id(&self) -> String {
+        match self {
+            Self::Node => String::new(),
+            Self::Claim(claim) => claim.uid.to_string(),
+            Self::Pod { uid, .. } => format!("pod {uid}"),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ use crate::{
     cdi::{self, Cdi},
     cluster::{self, Cluster},
     device,
-    domain::plan::Node,
+    domain::{health::Policy, plan::Node},
     engine::{self, Engine, Parts, Timing},
     http, kubelet,
     store::{self, Store},
@@ -318,6 +318,7 @@ impl Core {
                 replay_wait: settings.replay_wait,
                 ..Timing::default()
             },
+            policy: Policy::default(),
             wish: settings.slicing.clone(),
             rival: Box::new(rival(&settings, cluster.clone())),
             uptime: Box::new(uptime(settings.host_root.clone())),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use super::{config::NpuConfig, names::InvalidName, quantity::Quantity};
+use super::{config::NpuConfig, names::InvalidName, quantity::Quantity, slice::Taint};
 
 /// Most results that an allocation may have (`resource.k8s.io/v1`).
 pub const RESULTS_MAX: usize = 32;
@@ -105,6 +105,8 @@ pub struct AllocatedDevice {
     pub share_id: Option<String>,
     /// What the scheduler booked of a shared device.
     pub consumed_capacity: BTreeMap<String, Quantity>,
+    /// Taints that the claim puts up with.
+    pub tolerations: Vec<Toleration>,
 }
 
 impl AllocatedDevice {
@@ -112,6 +114,27 @@ impl AllocatedDevice {
     #[must_use]
     pub fn main_request(&self) -> &str {
         self.request.split('/').next().unwrap_or(&self.request)
+    }
+}
+
+/// A toleration of a claim's request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Toleration {
+    /// Key of the taint; empty means all keys.
+    pub key: String,
+    /// Value of the taint; `None` means all values (operator `Exists`).
+    pub value: Option<String>,
+    /// Effect of the taint; empty means all effects.
+    pub effect: String,
+}
+
+impl Toleration {
+    /// True if a taint is put up with, by Kubernetes' rules.
+    #[must_use]
+    pub fn tolerates(&self, taint: &Taint) -> bool {
+        (self.effect.is_empty() || self.effect == taint.effect.as_str())
+            && (self.key.is_empty() || self.key == taint.key)
+            && self.value.as_ref().is_none_or(|value| *value == taint.value)
     }
 }
 

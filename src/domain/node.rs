@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    health::FaultMemory,
     names::{DeviceName, InvalidName},
     npu::{PciAddress, StableId, Vdie},
     record::Record,
@@ -29,6 +30,9 @@ pub struct CardMemory {
     pub vdie: Option<Vdie>,
     /// Where it was last seen.
     pub bus_id: PciAddress,
+    /// Faults that keep claims away: a restart is no recovery.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultMemory>,
 }
 
 impl NodeMemory {
@@ -46,7 +50,13 @@ impl NodeMemory {
             let vdie = Vdie::of_stable_id(&holding.stable_id);
             let bus_id = holding.stable_id.as_str().strip_prefix("pci-").and_then(|text| text.parse().ok());
             let Some(bus_id) = bus_id.or_else(|| vdie.is_some().then(PciAddress::default)) else { continue };
-            memory.cards.push(CardMemory { name, stable_id: holding.stable_id.clone(), vdie, bus_id });
+            memory.cards.push(CardMemory {
+                name,
+                stable_id: holding.stable_id.clone(),
+                vdie,
+                bus_id,
+                faults: Vec::new(),
+            });
         }
         memory
     }
@@ -83,7 +93,7 @@ impl NodeMemory {
                 turn += 1;
                 stable_id = StableId::from_text(&format!("pci-{bus_id}-{turn}")).unwrap_or(stable_id);
             }
-            self.cards.push(CardMemory { name, stable_id, vdie: vdie.cloned(), bus_id });
+            self.cards.push(CardMemory { name, stable_id, vdie: vdie.cloned(), bus_id, faults: Vec::new() });
             self.cards.len() - 1
         };
         Ok(&self.cards[index])

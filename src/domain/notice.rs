@@ -2,7 +2,7 @@
 
 use super::{
     claim::ClaimRef,
-    health::{Level, codes_text},
+    health::Condition,
     model::Model,
     names::DeviceName,
     refusal::{Kind, Refusal},
@@ -49,12 +49,16 @@ pub enum Notice {
     Health {
         /// The card.
         device: DeviceName,
-        /// Level before, if there was one.
-        from: Option<Level>,
-        /// Level now.
-        to: Level,
-        /// Active fault codes.
+        /// Condition before, if there was one.
+        from: Option<Condition>,
+        /// Condition now.
+        to: Condition,
+        /// Codes that are active or held.
         codes: Vec<u32>,
+        /// What is wrong, in words; empty if nothing is.
+        why: String,
+        /// Claims that live on the card.
+        claims: Vec<ClaimRef>,
     },
     /// A card that was in the last good scan is not in this one.
     Lost {
@@ -124,7 +128,8 @@ impl Notice {
                 Severity::Info
             }
             Self::Model { why, .. } if why.is_empty() => Severity::Info,
-            Self::Health { to, .. } if to.is_usable() => Severity::Info,
+            Self::Health { to: Condition::Ok, .. } => Severity::Info,
+            Self::Health { to: Condition::Unknown | Condition::Warn, .. } => Severity::Warning,
             Self::Refused { refusal, .. } if refusal.kind() == Kind::Retry => Severity::Warning,
             Self::Backend { severity, .. } => *severity,
             Self::Health { .. } | Self::Lost { .. } | Self::Quarantined { .. } | Self::VnpuLost { .. } => {
@@ -177,6 +182,28 @@ impl Notice {
         }
     }
 
+    /// The card that it is about.
+    #[must_use]
+    pub fn device(&self) -> Option<&DeviceName> {
+        match self {
+            Self::Health { device, .. }
+            | Self::Lost { device }
+            | Self::Found { device }
+            | Self::Closed { device, .. }
+            | Self::VnpuLost { device, .. } => Some(device),
+            _ => None,
+        }
+    }
+
+    /// Claims whose pods must hear of it.
+    #[must_use]
+    pub fn affected(&self) -> &[ClaimRef] {
+        match self {
+            Self::Health { claims, .. } => claims,
+            _ => &[],
+        }
+    }
+
     /// The text.
     pub fn message(&self) -> String {
         match self {
@@ -184,10 +211,10 @@ impl Notice {
             Self::Prepared { claim, devices, replay: true } => format!("claim {claim} prepared again with {devices}"),
             Self::Unprepared { claim } => format!("claim {claim} unprepared"),
             Self::Refused { operation, refusal, .. } => format!("{operation} refused: {refusal}"),
-            Self::Health { device, from, to, codes } => {
-                let from = from.map_or_else(String::new, |from| format!(" from {from}"));
-                let codes = if codes.is_empty() { String::new() } else { format!(", codes {}", codes_text(codes)) };
-                format!("health of {device} changed{from} to {to}{codes}")
+            Self::Health { device, from, to, why, .. } => {
+                let from = from.filter(|from| from != to).map_or_else(String::new, |from| format!(" (was {from})"));
+                let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+                format!("health of {device} is {to}{from}{why}")
             }
             Self::Lost { device } => format!("{device} is no longer found on this node"),
             Self::Found { device } => format!("{device} was found on this node"),

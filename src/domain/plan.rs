@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use super::{
     claim::{AllocatedClaim, AllocatedDevice, ClaimRef, ClaimUid, PreparedDevice, RESULTS_MAX},
     config,
-    health::{Health, codes_text},
+    health::Health,
     inventory::Inventory,
     model::Model,
     names::{DriverName, PoolName},
@@ -493,7 +493,7 @@ fn check_card(
     ask: &Ask<'_>,
     has_it: bool,
 ) -> Result<(), Refusal> {
-    let (npu, device) = (ask.npu(), result.device.clone());
+    let (npu, device, driver) = (ask.npu(), result.device.clone(), &world.node.driver);
     let part = matches!(ask, Ask::Part(..));
     for holder in world.ledger.owners(&npu.stable_id).filter(|holder| holder.claim.uid != claim.uid) {
         let whole = holder
@@ -508,13 +508,18 @@ fn check_card(
     if has_it {
         return Ok(());
     }
-    let sick = world.health.get(&npu.stable_id).filter(|health| !health.reading.level.is_usable());
-    if let Some(health) = sick {
-        let codes = match codes_text(&health.reading.codes) {
-            codes if codes.is_empty() => codes,
-            codes => format!(", codes {codes}"),
-        };
-        return Err(Refusal::Unhealthy { claim: claim.clone(), device, level: health.reading.level, codes });
+    let health = world.health.get(&npu.stable_id);
+    if let Some((health, taint)) = health.and_then(|health| Some((health, slice::health_taint(driver, health)?)))
+        && !result.tolerations.iter().any(|toleration| toleration.tolerates(&taint))
+    {
+        return Err(Refusal::Unhealthy {
+            claim: claim.clone(),
+            device,
+            condition: health.condition,
+            since: health.bad_since(),
+            why: health.text(),
+            taint: taint.key,
+        });
     }
     if let Some(why) = world.offer.closed(&npu.stable_id) {
         return Err(Refusal::Closed { claim: claim.clone(), device, why: why.clone() });
@@ -948,7 +953,7 @@ mod tests {
 
     use super::*;
     use crate::domain::{
-        health::{HealthReading, Level},
+        health::{HealthReading, Level, Policy, Report},
         inventory::tests::inventory_of,
         names::NodeName,
         npu::MissingChip,
@@ -981,6 +986,7 @@ mod tests {
                 admin_access: *admin_access,
                 share_id: None,
                 consumed_capacity: BTreeMap::new(),
+                tolerations: Vec::new(),
             })
             .collect();
         let claim = ClaimRef { namespace: "ml".to_owned(), name: format!("claim-{n}"), uid: uid(n) };
@@ -1181,14 +1187,19 @@ mod tests {
     #[test]
     fn a_sick_card_takes_no_new_claim_but_keeps_the_one_it_has() {
         let mut setting = Setting::of(&Disk::default());
-        let sick = Health {
-            reading: HealthReading { codes: vec![0x80E0_1801], ..HealthReading::of(Level::Critical) },
-            since: now(),
-        };
+        let reading = HealthReading { codes: vec![0x80E0_1801], ..HealthReading::of(Level::Critical) };
+        let sick = Health::step(None, &Report::Read(reading), &Policy::default(), now());
         setting.health.insert(setting.inventory.npus()[3].stable_id.clone(), sick);
         let wanted = claim(1, &[("npu-3", false)]);
-        let refusal = prepare(setting.world(), &wanted).unwrap_err();
-        assert!(refusal.to_string().ends_with("critical, codes 80E01801"), "{refusal}");
+        let refusal = prepare(setting.world(), &wanted).unwrap_err().to_string();
+        for word in [
+            "npu-3",
+            "tainted since 1970-01-01T00:16:40Z: 80E01801",
+            "80E01801 HBM multi-bit ECC",
+            "npu.huawei.com/unhealthy",
+        ] {
+            assert!(refusal.contains(word), "{word}: {refusal}");
+        }
         let mut disk = Disk::default();
         plan(&wanted, &disk).unwrap().steps.iter().for_each(|step| disk.apply(step));
         setting.ledger = disk.ledger();

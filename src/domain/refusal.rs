@@ -1,8 +1,10 @@
 //! Why something is not done: typed, with the claim, device or file that it is about.
 
+use jiff::Timestamp;
+
 use super::{
     claim::{ClaimRef, RESULTS_MAX},
-    health::Level,
+    health::Condition,
 };
 
 /// What a caller can do about a refusal.
@@ -69,16 +71,23 @@ pub enum Refusal {
         why: String,
     },
     /// The device's health forbids new claims.
-    #[error("device {device} of claim {claim} is not healthy: {level}{codes}")]
+    #[error(
+        "device {device} of claim {claim} is {condition} since {since:.0}: {why}; delete the pod, or let the claim tolerate \
+         the taint {taint}"
+    )]
     Unhealthy {
         /// The claim.
         claim: ClaimRef,
         /// The device.
         device: String,
-        /// Its level.
-        level: Level,
-        /// Fault codes as text, empty or with a leading comma.
-        codes: String,
+        /// What the driver holds of it.
+        condition: Condition,
+        /// Since when.
+        since: Timestamp,
+        /// Codes and levels.
+        why: String,
+        /// Key of its taint.
+        taint: String,
     },
     /// Another claim holds the device.
     #[error("device {device} of claim {claim} is held by claim {holder} (UID {uid}) until kubelet unprepares that one")]

@@ -1,6 +1,10 @@
 //! Keeps inventory, health and the published pool in step with the hardware.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
@@ -11,16 +15,23 @@ use super::{Core, claims, now, state::Change};
 use crate::{
     device::Fault,
     domain::{
+        health::{Alarm, Report},
         model::{self, Choice, Kept, Model},
         notice::{Notice, Severity},
         slice::{Offer, Pool},
     },
 };
 
+/// Least time between two batches of alarms.
+const ALARM_PACE: Duration = Duration::from_millis(100);
+/// Most alarms in a batch.
+const BATCH: usize = 4096;
+/// Least time between two polls, also where the hardware wants one.
+const LOOK_PACE: Duration = Duration::from_secs(1);
+
 /// The engine's main loop: one turn is a scan or a health poll, and what follows from it.
 pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: impl Fn() + Send + Sync) {
     let mut turn = Turn {
-        published: None,
         fault: None,
         scan_due: Instant::now(),
         recovered: false,
@@ -29,7 +40,10 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
         unread: BTreeMap::new(),
     };
     let mut kept = core.api.kept();
+    let alarms = listen(core);
+    tokio::pin!(alarms);
     loop {
+        let begun = Instant::now();
         while let Some(Some(newer)) = kept.next().now_or_never() {
             turn.kept = newer;
         }
@@ -39,6 +53,7 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
             () = work => {}
             // A slow vendor library is not a stuck engine: it has its own deadlines.
             () = heartbeat(&pulse, core) => {}
+            () = &mut alarms => {}
         }
         pulse();
         tokio::select! {
@@ -46,21 +61,80 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
             () = tokio::time::sleep(core.timing.health_interval) => {}
             // A server that was upgraded under us may keep less than before.
             Some(newer) = kept.next() => turn.kept = newer,
+            () = doubt(core, begun + LOOK_PACE) => {}
+            () = &mut alarms => {}
         }
     }
 }
 
-/// Pulses for as long as it is polled; proves on each beat that the state's lock can be had.
+/// Pulses for as long as it is polled; proves on each beat that the state's lock can be had. A turn that is longer than
+/// the time between two is an answer missed.
 async fn heartbeat(pulse: &(impl Fn() + Send + Sync), core: &Arc<Core>) {
     loop {
-        let _ = core.state.wants_rescan();
         pulse();
         tokio::time::sleep(core.timing.health_interval).await;
+        settle(core, core.state.polled(None, now())).await;
     }
 }
 
+/// Takes in what the hardware says unasked, at once; in a storm, all that came meanwhile at a bearable pace.
+async fn listen(core: &Arc<Core>) {
+    let mut alarms = core.backend.alarms();
+    while let Some(first) = alarms.next().await {
+        let mut batch = Vec::new();
+        let mut unsure = false;
+        let mut next = Some(first);
+        while let Some(alarm) = next {
+            match alarm {
+                Alarm::Event { physical_id, event } => batch.push((physical_id, Report::Event(event))),
+                Alarm::Lost { physical_id } => batch.push((physical_id, Report::Lost)),
+                Alarm::Unsure => unsure = true,
+            }
+            next = if batch.len() < BATCH { alarms.next().now_or_never().flatten() } else { None };
+        }
+        let (change, known) = core.state.alarmed(&batch, now());
+        if !known {
+            warn!("the hardware reports a fault of a chip that no scan has found; the cards are read again");
+            core.strangers.store(true, Ordering::Relaxed);
+        }
+        if unsure || !known {
+            core.unsure.notify_one();
+        }
+        settle(core, change).await;
+        tokio::time::sleep(ALARM_PACE).await;
+    }
+    // A backend without events has none, it does not end the engine.
+    std::future::pending::<()>().await;
+}
+
+/// Ends when the hardware wants a poll, but not before this time.
+async fn doubt(core: &Arc<Core>, earliest: Instant) {
+    core.unsure.notified().await;
+    tokio::time::sleep_until(earliest).await;
+}
+
+/// Publishes the pool if it is another than the last.
+fn publish(core: &Core) {
+    // Before the model is known nothing is rewritten: a card must not be offered whole while it is cut.
+    let mut shown = core.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    if shown.ready
+        && let Some(pool) = core.state.pool(core.api.keeps_taints())
+        && shown.pool.as_ref() != Some(&pool)
+    {
+        core.api.publish(pool.clone());
+        shown.pool = Some(pool);
+    }
+}
+
+/// What was published last.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    /// True once the slicing model is known.
+    ready: bool,
+    pool: Option<Pool>,
+}
+
 struct Turn {
-    published: Option<Pool>,
     fault: Option<Fault>,
     scan_due: Instant,
     recovered: bool,
@@ -72,20 +146,26 @@ struct Turn {
 
 impl Turn {
     async fn take(&mut self, core: &Arc<Core>) {
-        let scan = !self.recovered || self.fault.is_some() || core.state.wants_rescan();
+        let strange = core.strangers.load(Ordering::Relaxed);
+        let scan = !self.recovered || self.fault.is_some() || strange || core.state.wants_rescan();
         if scan && Instant::now() >= self.scan_due {
+            core.strangers.store(false, Ordering::Relaxed);
             self.scan(core).await;
         } else if self.recovered && self.fault.is_none() {
             match core.backend.health().await {
-                Ok(readings) => settle(core, core.state.polled(&readings, now())).await,
+                Ok(readings) => settle(core, core.state.polled(Some(&readings), now())).await,
                 Err(fault) => self.failed(core, fault),
             }
+        }
+        if self.fault.is_some() {
+            settle(core, core.state.polled(None, now())).await;
         }
         if self.recovered && self.fault.is_none() {
             read_cards(core, &mut self.unread).await;
         }
         self.choose(core).await;
-        self.publish(core);
+        core.shown.lock().unwrap_or_else(PoisonError::into_inner).ready |= self.choice.is_some();
+        publish(core);
     }
 
     /// Chooses the slicing model; it changes only while no claim holds a part that another model gave it.
@@ -156,17 +236,6 @@ impl Turn {
         self.scan_due = if self.fault.is_none() { Instant::now() } else { Instant::now() + core.timing.rescan };
         self.fault = Some(fault);
     }
-
-    fn publish(&mut self, core: &Arc<Core>) {
-        // Before the model is known nothing is rewritten: a card must not be offered whole while it is cut.
-        if self.choice.is_some()
-            && let Some(pool) = core.state.pool(core.api.keeps_taints())
-            && self.published.as_ref() != Some(&pool)
-        {
-            core.api.publish(pool.clone());
-            self.published = Some(pool);
-        }
-    }
 }
 
 /// Reads the cards that can be cut, except those that a claim is working on.
@@ -233,14 +302,26 @@ async fn forbidden(core: &Arc<Core>) -> Option<String> {
     }
 }
 
-/// Says what changed, and writes the node's memory if it did.
+/// Says what changed, publishes it, and writes the node's memory if it did. A name is on disk before it is published:
+/// another card must never get it.
 pub(super) async fn settle(core: &Arc<Core>, change: Change) {
     for notice in &change.notices {
         core.outbox.say(notice);
     }
-    let Some(memory) = change.memory else { return };
-    let (disk, state) = (core.disk.clone(), core.clone());
-    let write = move || disk.write_node(&memory).map(|()| state.state.saved(&memory));
+    if !change.named {
+        publish(core);
+    }
+    if !core.state.is_unsaved() {
+        return;
+    }
+    // One after the other: an older memory must never be written over a newer one.
+    let turn = core.writing.clone().lock_owned().await;
+    let state = core.clone();
+    let write = move || {
+        let _turn = turn;
+        let Some(memory) = state.state.unsaved() else { return Ok(()) };
+        state.disk.write_node(&memory).map(|()| state.state.saved(&memory))
+    };
     let written = tokio::task::spawn_blocking(write).await;
     if let Err(why) = written.unwrap_or_else(|error| Err(error.to_string())) {
         warn!(error = why, "the node's memory of its cards cannot be written; it is tried again at the next poll");

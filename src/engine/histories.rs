@@ -21,7 +21,7 @@ use crate::{
     },
     domain::{
         claim::AllocatedDevice,
-        health::HealthReading,
+        health::{HealthReading, Policy},
         inventory::tests::scan_of,
         model::Model,
         names::{DriverName, NodeName, PoolName},
@@ -213,6 +213,7 @@ impl Api for Window {
                 admin_access: false,
                 share_id: Some("share".to_owned()),
                 consumed_capacity: BTreeMap::from([("memCapacity".to_owned(), Quantity::bytes(memory))]),
+                tolerations: Vec::new(),
             };
             Ok(AllocatedClaim { claim, results: vec![result], config: Vec::new(), asked_memory: BTreeMap::new() })
         })
@@ -342,6 +343,7 @@ impl Story {
                 replay_wait: Duration::from_mins(2),
                 replay_patience: Duration::from_secs(20),
             },
+            policy: Policy::default(),
             wish: Wish { enabled: true, ..Wish::default() },
             uptime: Box::new(|| Duration::from_hours(1)),
             rival: Box::new(|| None),

@@ -17,12 +17,16 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures::{future::BoxFuture, stream::BoxStream};
 use jiff::Timestamp;
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::{cards::Cards, claims::Claims, outbox::Outbox, state::State};
@@ -35,7 +39,7 @@ use crate::{
     device::Backend,
     domain::{
         claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
-        health::DeviceHealth,
+        health::{DeviceHealth, Policy},
         model::{Kept, Wish},
         node::NodeMemory,
         notice::Notice,
@@ -118,6 +122,8 @@ pub struct Parts {
     pub loaded: Loaded,
     /// How often and how long.
     pub timing: Timing,
+    /// How health is judged.
+    pub policy: Policy,
     /// Whether and how cards are cut.
     pub wish: Wish,
     /// Time since boot.
@@ -158,6 +164,13 @@ pub(crate) struct Core {
     state: State,
     claims: Claims,
     outbox: Outbox,
+    shown: Mutex<health::Shown>,
+    /// Whose turn it is to write the node's memory.
+    writing: Arc<tokio::sync::Mutex<()>>,
+    /// Wants a poll at once: what was said unasked may not be all.
+    unsure: Notify,
+    /// True while the hardware has named chips that no scan has found.
+    strangers: AtomicBool,
 }
 
 impl fmt::Debug for Engine {
@@ -174,7 +187,7 @@ impl Engine {
         for quarantined in &parts.loaded.quarantined {
             outbox.say(&Notice::Quarantined { uid: quarantined.uid.to_string(), why: quarantined.why.clone() });
         }
-        let state = State::new(parts.node.clone(), parts.loaded);
+        let state = State::new(parts.node.clone(), parts.loaded, parts.policy, now());
         let core = Core {
             node: parts.node,
             backend: parts.backend,
@@ -188,6 +201,10 @@ impl Engine {
             state,
             claims: Claims::default(),
             outbox,
+            shown: Mutex::default(),
+            writing: Arc::default(),
+            unsure: Notify::new(),
+            strangers: AtomicBool::new(false),
         };
         Self { core: Arc::new(core) }
     }
@@ -246,6 +263,11 @@ impl Engine {
     /// Health of all devices that live claims hold; the complete list at each change.
     pub fn health(&self) -> watch::Receiver<Arc<Vec<DeviceHealth>>> {
         self.core.state.health_stream()
+    }
+
+    /// Judges health by another policy from the next report on.
+    pub fn set_policy(&self, policy: Policy) {
+        self.core.state.set_policy(policy);
     }
 
     /// Everything that `npuctl` shows of cards and claims, without a vendor call.

@@ -10,7 +10,10 @@ use prometheus_client::{
 use tracing::{error, info, warn};
 
 use super::Api;
-use crate::domain::notice::{Notice, Severity};
+use crate::domain::{
+    health::{Condition, codes_text},
+    notice::{Notice, Severity},
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
@@ -42,11 +45,27 @@ impl Outbox {
         let claim = notice.claim();
         let uid = claim.map(|claim| claim.uid.as_str());
         let claim = claim.map(ToString::to_string);
+        let npu = notice.device().map(ToString::to_string);
+        let (mut condition, mut before, mut codes, mut kind) = (None, None, None, None);
+        match notice {
+            Notice::Health { from, to, codes: active, .. } => {
+                condition = Some(to.as_str());
+                before = from.map(Condition::as_str);
+                codes = Some(codes_text(active));
+            }
+            Notice::Refused { refusal, .. } => kind = Some(refusal.kind().as_str()),
+            _ => {}
+        }
         let message = notice.message();
+        macro_rules! journal {
+            ($level:ident) => {
+                $level!(reason, claim, claim.uid = uid, npu, condition, before, codes, kind, "{message}")
+            };
+        }
         match notice.severity() {
-            Severity::Info => info!(reason, claim, claim.uid = uid, "{message}"),
-            Severity::Warning => warn!(reason, claim, claim.uid = uid, "{message}"),
-            Severity::Error => error!(reason, claim, claim.uid = uid, "{message}"),
+            Severity::Info => journal!(info),
+            Severity::Warning => journal!(warn),
+            Severity::Error => journal!(error),
         }
         self.notices.get_or_create(&Labels { reason }).inc();
         if notice.makes_event() {

@@ -1,8 +1,9 @@
 //! What the engine knows: cards, health, and who holds what. Synchronous; the lock is never held over an await.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use jiff::Timestamp;
@@ -13,10 +14,10 @@ use crate::{
     device::Status,
     domain::{
         claim::{AllocatedClaim, ClaimUid},
-        health::{DeviceHealth, Health, HealthReading, Level, codes_text, step},
+        health::{Condition, DeviceHealth, Health, HealthReading, Policy, Report},
         inventory::Inventory,
         model::Model,
-        names::InvalidName,
+        names::{DeviceName, InvalidName},
         node::NodeMemory,
         notice::Notice,
         npu::{Npu, Scan, StableId},
@@ -67,7 +68,9 @@ pub struct Snapshot {
     /// Why it is no better model; empty if it is the best.
     pub slicing: String,
     /// Why cards take no new claims, by name.
-    pub closed: std::collections::BTreeMap<String, String>,
+    pub closed: BTreeMap<String, String>,
+    /// How long a card must be quiet before a fault of it is over.
+    pub quiet: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +81,8 @@ struct Known {
     /// True while `memory` is newer than what is on disk.
     unsaved: bool,
     health: HealthMap,
+    /// How health is judged.
+    policy: Policy,
     ledger: Ledger,
     offer: Offer,
     /// The last readings of cards that can be cut.
@@ -105,12 +110,12 @@ pub(super) struct State {
 pub(super) struct Change {
     /// What to say.
     pub(super) notices: Vec<Notice>,
-    /// The node's memory, if it must be written.
-    pub(super) memory: Option<NodeMemory>,
+    /// True if the node's memory has cards that it did not have before.
+    pub(super) named: bool,
 }
 
 impl State {
-    pub(super) fn new(node: Node, loaded: Loaded) -> Self {
+    pub(super) fn new(node: Node, loaded: Loaded, policy: Policy, now: Timestamp) -> Self {
         let mut ledger = Ledger::default();
         for record in loaded.records {
             ledger.insert(record);
@@ -118,7 +123,9 @@ impl State {
         for quarantined in loaded.quarantined {
             ledger.quarantine(quarantined);
         }
-        let known = Known { memory: loaded.memory, ledger, ..Known::default() };
+        let sick = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty());
+        let health = sick.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, now))).collect();
+        let known = Known { memory: loaded.memory, health, policy, ledger, ..Known::default() };
         Self {
             node,
             known: Mutex::new(known),
@@ -175,44 +182,74 @@ impl State {
         let mut memory = known.memory.clone();
         let inventory = Inventory::from_scan(scan, &mut memory)?;
         let mut change = Change::default();
+        let mut reports: Vec<_> =
+            inventory.npus().iter().map(|npu| (npu.clone(), Report::Read(npu.health()))).collect();
         if let Some(old) = &known.inventory {
-            let names = |inventory: &Inventory| -> BTreeSet<_> {
-                inventory.npus().iter().map(|npu| npu.name.clone()).collect()
-            };
-            let (before, after) = (names(old), names(&inventory));
-            change.notices.extend(before.difference(&after).map(|device| Notice::Lost { device: device.clone() }));
-            change.notices.extend(after.difference(&before).map(|device| Notice::Found { device: device.clone() }));
+            let is_in = |npu: &Npu, inventory: &Inventory| inventory.by_stable_id(&npu.stable_id).is_some();
+            let lost: Vec<_> = old.npus().iter().filter(|npu| !is_in(npu, &inventory)).cloned().collect();
+            change.notices.extend(lost.iter().map(|npu| Notice::Lost { device: npu.name.clone() }));
+            let found = inventory.npus().iter().filter(|npu| !is_in(npu, old));
+            change.notices.extend(found.map(|npu| Notice::Found { device: npu.name.clone() }));
+            reports.extend(lost.into_iter().map(|npu| (npu, Report::Lost)));
         }
-        let readings: Vec<_> = inventory.npus().iter().map(|npu| (npu.clone(), npu.health())).collect();
         if memory != known.memory {
+            change.named = true;
             known.memory = memory;
             known.unsaved = true;
         }
-        change.memory = known.unsaved.then(|| known.memory.clone());
         known.inventory = Some(Arc::new(inventory));
         known.scanned_at = Some(now);
-        for (npu, reading) in readings {
-            known.read(&npu, reading, now, &mut change.notices);
-        }
+        known.report(reports, now, &mut change);
         self.changed(&known);
         Ok(change)
     }
 
-    /// Takes in a health poll, by physical id.
-    pub(super) fn polled(&self, readings: &std::collections::BTreeMap<u32, HealthReading>, now: Timestamp) -> Change {
+    /// Takes in a health poll, by physical id; `None` if nobody answered it.
+    pub(super) fn polled(&self, readings: Option<&BTreeMap<u32, HealthReading>>, now: Timestamp) -> Change {
         let mut known = self.known();
-        let mut change = Change { memory: known.unsaved.then(|| known.memory.clone()), ..Change::default() };
-        let Some(inventory) = known.inventory.clone() else { return change };
-        for npu in inventory.npus() {
-            let dies: Vec<_> = npu.dies.iter().filter_map(|die| readings.get(&die.physical_id)).collect();
-            if !dies.is_empty() {
-                known.read(npu, HealthReading::worst(dies), now, &mut change.notices);
-            }
-        }
-        if !change.notices.is_empty() {
+        let mut change = Change::default();
+        let inventory = known.inventory.clone().unwrap_or_default();
+        let report = |npu: &Npu| {
+            let of_die = |id| readings.and_then(|readings| readings.get(&id));
+            let dies: Vec<_> = npu.physical_ids().into_iter().filter_map(of_die).collect();
+            if dies.is_empty() { Report::Missed } else { Report::Read(HealthReading::worst(dies)) }
+        };
+        let reports: Vec<_> = inventory.npus().iter().map(|npu| (npu.clone(), report(npu))).collect();
+        if known.report(reports, now, &mut change) {
             self.changed(&known);
         }
         change
+    }
+
+    /// Takes in what the hardware said unasked, by physical id. Gives also whether all chips are known.
+    pub(super) fn alarmed(&self, alarms: &[(u32, Report)], now: Timestamp) -> (Change, bool) {
+        let mut known = self.known();
+        let mut change = Change::default();
+        let inventory = known.inventory.clone().unwrap_or_default();
+        let card = |id: &u32| inventory.npus().iter().find(|npu| npu.physical_ids().contains(id));
+        let reports: Vec<_> =
+            alarms.iter().filter_map(|(id, report)| Some((card(id)?.clone(), report.clone()))).collect();
+        let all = reports.len() == alarms.len();
+        if known.report(reports, now, &mut change) {
+            self.changed(&known);
+        }
+        (change, all)
+    }
+
+    /// Judges health by another policy from the next report on.
+    pub(super) fn set_policy(&self, policy: Policy) {
+        self.known().policy = policy;
+    }
+
+    /// True if the node's memory must be written.
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.known().unsaved
+    }
+
+    /// The node's memory, if it must be written.
+    pub(super) fn unsaved(&self) -> Option<NodeMemory> {
+        let known = self.known();
+        known.unsaved.then(|| known.memory.clone())
     }
 
     /// Notes that the node's memory is on disk.
@@ -227,7 +264,7 @@ impl State {
     pub(super) fn wants_rescan(&self) -> bool {
         let known = self.known();
         known.inventory.as_ref().is_none_or(|inventory| !inventory.missing.is_empty())
-            || known.health.values().any(|health| health.reading.level == Level::Gone)
+            || known.health.values().any(|health| health.condition == Condition::Lost)
     }
 
     /// The pool that should be published; `None` while nothing is known: then nothing is rewritten.
@@ -320,13 +357,13 @@ impl State {
     }
 
     /// Cards that must be read before a claim can be planned, by physical id.
-    pub(super) fn cards_to_read(&self, claim: &AllocatedClaim) -> std::collections::BTreeMap<StableId, u32> {
+    pub(super) fn cards_to_read(&self, claim: &AllocatedClaim) -> BTreeMap<StableId, u32> {
         let known = self.known();
         match &known.inventory {
             Some(inventory) => {
                 plan::cards_to_read(known.world(&self.node, inventory, &Readings::new(), Timestamp::UNIX_EPOCH), claim)
             }
-            None => std::collections::BTreeMap::new(),
+            None => BTreeMap::new(),
         }
     }
 
@@ -531,6 +568,7 @@ impl State {
                 .iter()
                 .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed(&npu.stable_id)?.clone())))
                 .collect(),
+            quiet: known.policy.quiet,
         }
     }
 }
@@ -547,16 +585,37 @@ impl Known {
         World { node, offer, inventory, health, ledger, readings, now }
     }
 
-    /// One card's new reading.
-    fn read(&mut self, npu: &Npu, reading: HealthReading, now: Timestamp, notices: &mut Vec<Notice>) {
-        let old = self.health.get(&npu.stable_id);
-        let from = old.map(|old| old.reading.level);
-        let (new, news) = step(old, reading, now);
-        if news {
-            let (to, codes) = (new.reading.level, new.reading.codes.clone());
-            notices.push(Notice::Health { device: npu.name.clone(), from, to, codes });
+    /// Takes in what was reported of cards; true if anything that is shown changed.
+    fn report(&mut self, reports: Vec<(Npu, Report)>, now: Timestamp, change: &mut Change) -> bool {
+        let mut before: BTreeMap<StableId, (DeviceName, Option<Health>)> = BTreeMap::new();
+        for (npu, report) in reports {
+            let old = self.health.get(&npu.stable_id);
+            let new = Health::step(old, &report, &self.policy, now);
+            before.entry(npu.stable_id.clone()).or_insert_with(|| (npu.name, old.cloned()));
+            self.health.insert(npu.stable_id, new);
         }
-        self.health.insert(npu.stable_id.clone(), new);
+        let mut seen = false;
+        for (card, (device, old)) in before {
+            let Some(new) = self.health.get(&card) else { continue };
+            seen |= old.as_ref() != Some(new);
+            if let Some(entry) = self.memory.cards.iter_mut().find(|entry| entry.stable_id == card)
+                && entry.faults != new.memory()
+            {
+                entry.faults = new.memory();
+                self.unsaved = true;
+            }
+            if new.is_news(old.as_ref()) {
+                change.notices.push(Notice::Health {
+                    device,
+                    from: old.map(|old| old.condition),
+                    to: new.condition,
+                    codes: new.codes(),
+                    why: new.text(),
+                    claims: self.ledger.owners(&card).map(|record| record.claim.clone()).collect(),
+                });
+            }
+        }
+        seen
     }
 
     /// Health of the devices that live claims hold or look at, each once.
@@ -568,19 +627,12 @@ impl Known {
                 continue;
             }
             if let Some(health) = self.health.get(&npu.stable_id) {
-                let codes = codes_text(&health.reading.codes);
-                let level = health.reading.level;
-                let message = match (level, codes.is_empty()) {
-                    (Level::Ok, true) => String::new(),
-                    (level, true) => format!("health {level}"),
-                    (level, false) => format!("health {level}, codes {codes}"),
-                };
                 list.push(DeviceHealth {
                     pool: node.pool.to_string(),
                     device: npu.name.to_string(),
-                    level,
+                    condition: health.condition,
                     since: health.since,
-                    message,
+                    message: health.text(),
                 });
             }
         }

@@ -15,7 +15,7 @@ use crate::{
     device::{self, Fault, Status, memory::Call},
     domain::{
         claim::AllocatedDevice,
-        health::{HealthReading, Level},
+        health::{Condition, HealthReading, Level, Policy},
         inventory::tests::scan_of,
         names::{DriverName, NodeName, PoolName},
         notice::Severity,
@@ -149,6 +149,7 @@ impl Api for Handle {
                 admin_access: false,
                 share_id: None,
                 consumed_capacity: BTreeMap::new(),
+                tolerations: Vec::new(),
             };
             Ok(AllocatedClaim { claim, results: vec![result], config: Vec::new(), asked_memory: BTreeMap::new() })
         })
@@ -210,6 +211,7 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
         api: Arc::new(Handle(server.clone())),
         loaded,
         timing,
+        policy: Policy { quiet: Duration::from_millis(50), ..Policy::default() },
         wish: Wish::default(),
         uptime: Box::new(|| Duration::from_hours(1)),
         rival: Box::new(move || other.load(Ordering::Relaxed).then(|| "a rival".to_owned())),
@@ -407,7 +409,7 @@ async fn a_fault_taints_the_card_and_reaches_the_health_stream_of_its_claim() {
     let mut stream = bench.engine.health();
     assert_eq!(stream.borrow_and_update()[0].device, "npu-1");
     bench.hardware.health.lock().unwrap().insert(1, HealthReading::of(Level::Critical));
-    let sick = stream.wait_for(|list| list[0].level == Level::Critical);
+    let sick = stream.wait_for(|list| list[0].condition == Condition::Tainted);
     tokio::time::timeout(Duration::from_secs(20), sick).await.unwrap().unwrap();
     eventually(|| {
         bench.server.published.lock().unwrap().iter().any(|pool| !pool.slices[0].devices[1].taints.is_empty())
@@ -541,6 +543,7 @@ async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
             loaded: Loaded::default(),
             // No turn but the first: what is seen below comes of the call itself.
             timing: Timing { health_interval: Duration::from_hours(1), ..Timing::default() },
+            policy: Policy::default(),
             wish: Wish { enabled, ..Wish::default() },
             uptime: Box::new(|| Duration::from_hours(1)),
             rival: Box::new(|| None),

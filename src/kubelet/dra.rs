@@ -126,17 +126,17 @@ impl<C: Claims> Dra<C> {
     }
 }
 
-/// The work of one claim, with a line in the log at its end.
+/// The work of one claim, with how long it took; what came of it is said by the engine.
 async fn logged<T>(method: Method, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, String> {
     let start = Instant::now();
     match work.await {
         Ok(done) => {
-            tracing::info!(took = ?start.elapsed(), "{}", past(method));
+            tracing::debug!(took = ?start.elapsed(), "{}", past(method));
             Ok(done)
         }
         Err(refusal) => {
             let kind = refusal.kind().as_str();
-            tracing::warn!(took = ?start.elapsed(), kind, error = %refusal, "refused the claim");
+            tracing::debug!(took = ?start.elapsed(), kind, error = %refusal, "refused the claim");
             Err(words(&refusal))
         }
     }

@@ -15,7 +15,7 @@ use tokio::time::Interval;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::domain::health::{DeviceHealth, Level};
+use crate::domain::health::{Condition, DeviceHealth};
 
 /// The longest text that kubelet keeps, in bytes.
 const LONGEST_MESSAGE: usize = 1024;
@@ -102,10 +102,12 @@ macro_rules! health_service {
                                 pool_name: device.pool.clone(),
                                 device_name: device.device.clone(),
                             }),
-                            health: match device.level {
-                                Level::Ok | Level::Minor => $package::HealthStatus::Healthy,
-                                Level::Unknown => $package::HealthStatus::Unknown,
-                                Level::Major | Level::Critical | Level::Gone => $package::HealthStatus::Unhealthy,
+                            health: match device.condition {
+                                Condition::Ok | Condition::Warn => $package::HealthStatus::Healthy,
+                                Condition::Unknown => $package::HealthStatus::Unknown,
+                                Condition::Tainted | Condition::Fatal | Condition::Lost => {
+                                    $package::HealthStatus::Unhealthy
+                                }
                             }
                             .into(),
                             last_updated_time: device.since.as_second(),

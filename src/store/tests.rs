@@ -6,6 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::domain::{
     claim::ClaimRef,
+    health::{Action, Cause, FaultMemory, Level},
     names::DeviceName,
     node::CardMemory,
     npu::{PciAddress, StableId, Vdie},
@@ -43,6 +44,20 @@ fn memory() -> NodeMemory {
         stable_id: StableId::from_text("pci-0000:c1:00.0").unwrap(),
         vdie: None,
         bus_id: "0000:c1:00.0".parse().unwrap(),
+        faults: vec![
+            FaultMemory {
+                cause: Cause::Code(0x80E0_1801),
+                action: Action::Evict,
+                level: Level::Critical,
+                since: jiff::Timestamp::UNIX_EPOCH,
+            },
+            FaultMemory {
+                cause: Cause::Level,
+                action: Action::Taint,
+                level: Level::Major,
+                since: jiff::Timestamp::UNIX_EPOCH,
+            },
+        ],
     };
     NodeMemory { cards: vec![card] }
 }

@@ -11,7 +11,7 @@ use npu_dra::{
     cluster::{Cluster, Gate, InCluster, Settings, Status, Timing},
     domain::{
         claim::{ClaimRef, ClaimUid},
-        health::Level,
+        health::Condition,
         names::{DeviceName, DriverName, NodeName, PoolName},
         notice::Notice,
         refusal::{Kind, Refusal},
@@ -1033,8 +1033,9 @@ async fn reading_a_claim_survives_short_trouble_and_ends_in_time() {
 
 // Events.
 
-fn fault_of(number: usize, to: Level) -> Notice {
-    Notice::Health { device: DeviceName::new(format!("npu-{number}")).unwrap(), from: None, to, codes: vec![7] }
+fn fault_of(number: usize, to: Condition) -> Notice {
+    let device = DeviceName::new(format!("npu-{number}")).unwrap();
+    Notice::Health { device, from: None, to, codes: vec![7], why: "00000007".to_owned(), claims: Vec::new() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1066,15 +1067,16 @@ async fn what_repeats_itself_stays_one_event_and_each_card_has_its_own() {
     let world = World::new(Release::V1_36).await;
     world.publish(pool(&cards(2))).await;
     for _ in 0..50 {
-        world.cluster.event(&fault_of(0, Level::Critical));
+        world.cluster.event(&fault_of(0, Condition::Tainted));
     }
-    world.cluster.event(&fault_of(1, Level::Critical));
-    world.cluster.event(&fault_of(0, Level::Ok));
+    world.cluster.event(&fault_of(1, Condition::Tainted));
+    world.cluster.event(&fault_of(0, Condition::Ok));
     world.api.wait_until(|s| s.objects("events").iter().any(|e| e["count"] == 51), LONG).await.unwrap();
     let events = world.api.events();
     assert_eq!(events.len(), 2, "{events:#?}");
     let first = events.iter().find(|e| e["count"] == 51).unwrap();
-    assert!(first["message"].as_str().unwrap().contains("npu-0 changed to"), "the newest message stands: {first}");
+    assert!(first["message"].as_str().unwrap().starts_with("health of npu-0 is ok"), "the newest stands: {first}");
+    assert_eq!(first["type"], "Normal", "all is well again");
     assert_eq!(world.count("patch", "events"), 1);
     assert_eq!(world.cluster.status().events_dropped, 0);
 }
@@ -1085,7 +1087,7 @@ async fn events_never_wait_and_are_dropped_and_counted_when_there_are_too_many()
     world.api.stop_listening().await.unwrap();
     let begin = Instant::now();
     for number in 0..1000 {
-        world.cluster.event(&fault_of(number, Level::Critical));
+        world.cluster.event(&fault_of(number, Condition::Tainted));
     }
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
     let status = world.status(|s| s.events_dropped >= 700).await;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use npu_dra::domain::claim::{ClaimRef, PreparedDevice};
-use npu_dra::domain::health::{DeviceHealth, Level};
+use npu_dra::domain::health::{Condition, DeviceHealth};
 use npu_dra::domain::names::{DriverName, InstanceId};
 use npu_dra::domain::refusal::Refusal;
 use npu_dra::kubelet::{Bound, Claims, Prepared, SUPPORTED_VERSIONS, Serving, Settings, SocketError, Status, bind};
@@ -39,7 +39,7 @@ impl Puppet {
         Arc::new(Self {
             log: watch::Sender::default(),
             gate: watch::Sender::new(false),
-            health: watch::Sender::new(Arc::new(vec![health(Level::Ok)])),
+            health: watch::Sender::new(Arc::new(vec![health(Condition::Ok)])),
             calls: Mutex::new(0),
         })
     }
@@ -109,13 +109,13 @@ impl Claims for Puppet {
     }
 }
 
-fn health(level: Level) -> DeviceHealth {
+fn health(condition: Condition) -> DeviceHealth {
     DeviceHealth {
         pool: "node/npu".into(),
         device: "npu-0".into(),
-        level,
+        condition,
         since: jiff::Timestamp::from_second(1_700_000_000).unwrap(),
-        message: if level == Level::Ok { String::new() } else { format!("health {level}") },
+        message: if condition == Condition::Ok { String::new() } else { format!("health {condition}") },
     }
 }
 
@@ -365,12 +365,12 @@ async fn health_comes_at_once_at_every_change_and_as_a_heartbeat_and_ends_at_sto
         }
         streams.push(stream);
     }
-    driver.puppet.health.send_replace(Arc::new(vec![health(Level::Critical)]));
+    driver.puppet.health.send_replace(Arc::new(vec![health(Condition::Tainted)]));
     for stream in &mut streams {
         let bad = stream.wait_for(SOON, |list| list[0].health() == HealthStatus::Unhealthy).await.unwrap();
-        assert_eq!(bad[0].message, "health critical");
+        assert_eq!(bad[0].message, "health tainted");
     }
-    driver.puppet.health.send_replace(Arc::new(vec![health(Level::Unknown)]));
+    driver.puppet.health.send_replace(Arc::new(vec![health(Condition::Unknown)]));
     for stream in &mut streams {
         stream.wait_for(SOON, |list| list[0].health() == HealthStatus::Unknown).await.unwrap();
     }

@@ -92,6 +92,7 @@ fn memory(cards: u8) -> NodeMemory {
             stable_id: StableId::from_text(&format!("pci-{bus_id}")).unwrap(),
             vdie: None,
             bus_id: bus_id.parse().unwrap(),
+            faults: Vec::new(),
         }
     };
     NodeMemory { cards: (0..cards).map(card).collect() }

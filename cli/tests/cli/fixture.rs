@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use futures::future::BoxFuture;
@@ -14,7 +15,7 @@ use npu_dra::{
     device::Status,
     domain::{
         claim::{ClaimRef, ClaimUid},
-        health::{Health, HealthReading, Level},
+        health::{Health, HealthReading, Level, Policy, Report},
         inventory::Inventory,
         model::Model,
         names::{DriverName, NodeName, PoolName},
@@ -139,7 +140,7 @@ pub(crate) fn snapshot() -> Snapshot {
         };
         DeviceView {
             npu: npu.clone(),
-            health: (npu.physical_id() != 3).then(|| Health { reading, since: ago(2 * 3600) }),
+            health: (npu.physical_id() != 3).then(|| health(reading, ago(2 * 3600))),
             owners: if npu.physical_id() == 0 { vec![records[0].clone()] } else { Vec::new() },
             reading: None,
         }
@@ -168,7 +169,13 @@ pub(crate) fn snapshot() -> Snapshot {
         model: Model::Off,
         slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
         closed: std::collections::BTreeMap::new(),
+        quiet: Duration::from_mins(1),
     }
+}
+
+/// The health of a card that was first read like this.
+pub(crate) fn health(reading: HealthReading, since: Timestamp) -> Health {
+    Health::step(None, &Report::Read(reading), &Policy::default(), since)
 }
 
 const GIB: u64 = 1 << 30;

@@ -5,6 +5,16 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+mod state;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    state::{CODES_MAX, Cause, Condition, Fault, FaultMemory, Health, Policy},
+    table::{Action, CARD_LOST, InvalidEntry, LINK_DOWN, Table, meaning, named, parse_code},
+};
+
 /// How well a chip is, from best to worst.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -213,15 +223,6 @@ pub fn codes_text(codes: &[u32]) -> String {
     codes.iter().map(|code| format!("{code:08X}")).collect::<Vec<_>>().join(" ")
 }
 
-/// What the driver holds to be a device's health.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Health {
-    /// The last reading.
-    pub reading: HealthReading,
-    /// When level or codes last changed.
-    pub since: Timestamp,
-}
-
 /// Health of one published device, as kubelet's health stream wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceHealth {
@@ -229,86 +230,10 @@ pub struct DeviceHealth {
     pub pool: String,
     /// Device.
     pub device: String,
-    /// Level.
-    pub level: Level,
-    /// When it last changed.
+    /// What the driver holds of its card.
+    pub condition: Condition,
+    /// When that last changed.
     pub since: Timestamp,
     /// For people: ASCII, short; empty if all is well.
     pub message: String,
-}
-
-/// One step of health: the old state, a new reading, the time; gives the new state and whether users must hear of it.
-#[must_use]
-pub fn step(old: Option<&Health>, reading: HealthReading, now: Timestamp) -> (Health, bool) {
-    match old {
-        Some(old) if old.reading.level == reading.level && old.reading.codes == reading.codes => {
-            (Health { reading, since: old.since }, false)
-        }
-        Some(_) => (Health { reading, since: now }, true),
-        None => {
-            let changed = reading.level != Level::Ok || !reading.codes.is_empty();
-            (Health { reading, since: now }, changed)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
-
-    #[test]
-    fn a_first_good_reading_is_no_news_and_a_first_bad_one_is() {
-        assert!(!step(None, HealthReading::of(Level::Ok), at(1)).1);
-        assert!(step(None, HealthReading::of(Level::Major), at(1)).1);
-    }
-
-    #[test]
-    fn since_moves_only_when_level_or_codes_change() {
-        let (first, _) = step(None, HealthReading::of(Level::Ok), at(1));
-        let warmer = HealthReading { temperature: Some(50), ..HealthReading::default() };
-        let (second, news) = step(Some(&first), warmer, at(2));
-        assert_eq!((second.since, news), (at(1), false));
-        let coded = HealthReading { codes: vec![0x80E0_1801], ..HealthReading::default() };
-        let (third, news) = step(Some(&second), coded, at(3));
-        assert_eq!((third.since, news), (at(3), true));
-    }
-
-    #[test]
-    fn the_worst_of_two_dies_counts_for_the_card() {
-        let ecc = |corrected| Some(EccCounts { corrected, uncorrected: 1, isolated_pages: 0 });
-        let a = HealthReading {
-            level: Level::Minor,
-            codes: vec![2],
-            partial: true,
-            temperature: Some(40),
-            power: Some(900),
-            ecc: ecc(1),
-            link: Some(Link::Down),
-        };
-        let b = HealthReading {
-            level: Level::Critical,
-            codes: vec![1, 2],
-            partial: false,
-            temperature: Some(60),
-            power: Some(100),
-            ecc: ecc(2),
-            link: Some(Link::Up),
-        };
-        let both = HealthReading {
-            level: Level::Critical,
-            codes: vec![1, 2],
-            partial: true,
-            temperature: Some(60),
-            power: Some(1000),
-            ecc: Some(EccCounts { corrected: 3, uncorrected: 2, isolated_pages: 0 }),
-            link: Some(Link::Down),
-        };
-        assert_eq!(HealthReading::worst([&a, &b]), both);
-        assert_eq!(HealthReading::worst([&b, &a]), both);
-        assert_eq!(HealthReading::worst([]).level, Level::Unknown);
-    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    health::Level,
+    health::{Action, Health, Level},
     inventory::Inventory,
     model::{Kept, Model},
     names::{DriverName, PoolName, attribute_text, label_from},
@@ -41,6 +41,17 @@ pub enum Effect {
     NoSchedule,
     /// No new claim, and pods that hold it are evicted.
     NoExecute,
+}
+
+impl Effect {
+    /// The effect as Kubernetes writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
 }
 
 /// A taint of a device.
@@ -374,8 +385,8 @@ impl Writer<'_> {
 
     /// Taints of a card: its health, and why it takes no new claims.
     fn taints(&self, npu: &Npu) -> Vec<Taint> {
-        let level = self.health.get(&npu.stable_id).map(|health| health.reading.level);
-        let mut taints = level.map(|level| taints(self.driver, level)).unwrap_or_default();
+        let health = self.health.get(&npu.stable_id);
+        let mut taints: Vec<_> = health.and_then(|health| health_taint(self.driver, health)).into_iter().collect();
         if let Some(why) = self.offer.closed(&npu.stable_id) {
             taints.push(closed_taint(self.driver, why));
         }
@@ -436,12 +447,19 @@ fn combined(cards: Vec<TiedCard>) -> Vec<Slice> {
         .collect()
 }
 
-/// The taints that a health level stands for.
-pub fn taints(driver: &DriverName, level: Level) -> Vec<Taint> {
-    if level.is_usable() {
-        return Vec::new();
+/// The taint of a card whose health keeps claims away.
+///
+/// Its value is as coarse as it is so that a fault which comes and goes, or brings others, is no change of the slice.
+pub fn health_taint(driver: &DriverName, health: &Health) -> Option<Taint> {
+    if health.condition.is_usable() {
+        return None;
     }
-    vec![Taint { key: format!("{driver}/unhealthy"), value: level.to_string(), effect: Effect::NoSchedule }]
+    let value = match health.level() {
+        level @ (Level::Major | Level::Critical | Level::Gone) => level.as_str(),
+        Level::Ok | Level::Unknown | Level::Minor => "fault",
+    };
+    let effect = if health.action() == Action::Evict { Effect::NoExecute } else { Effect::NoSchedule };
+    Some(Taint { key: format!("{driver}/unhealthy"), value: value.to_owned(), effect })
 }
 
 /// The taint of a card that takes no new claims.
@@ -491,7 +509,7 @@ mod tests {
 
     use super::*;
     use crate::domain::{
-        health::{Health, HealthReading},
+        health::{self, HealthReading, Report},
         inventory::tests::{inventory_of, scan_of},
         names::{NodeName, is_qualified_name},
         node::NodeMemory,
@@ -500,6 +518,11 @@ mod tests {
     fn pool(inventory: &Inventory, health: &HealthMap) -> Pool {
         let name = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
         wanted(&DriverName::new("npu.huawei.com").unwrap(), &name, inventory, health, &Offer::default())
+    }
+
+    fn sick(level: Level) -> Health {
+        let report = Report::Read(HealthReading::of(level));
+        Health::step(None, &report, &health::Policy::default(), jiff::Timestamp::UNIX_EPOCH)
     }
 
     #[test]
@@ -544,7 +567,7 @@ mod tests {
     #[test]
     fn a_sick_card_is_tainted_and_an_unknown_one_is_not() {
         let inventory = inventory_of(2);
-        let at = |level| Health { reading: HealthReading::of(level), since: jiff::Timestamp::UNIX_EPOCH };
+        let at = sick;
         let ids: Vec<_> = inventory.npus().iter().map(|npu| npu.stable_id.clone()).collect();
         let health = HealthMap::from([(ids[0].clone(), at(Level::Critical)), (ids[1].clone(), at(Level::Unknown))]);
         let pool = pool(&inventory, &health);
@@ -560,8 +583,8 @@ mod tests {
     #[test]
     fn without_taints_an_idle_sick_card_is_withdrawn_and_a_held_one_stays() {
         let inventory = inventory_of(3);
-        let sick = Health { reading: HealthReading::of(Level::Critical), since: jiff::Timestamp::UNIX_EPOCH };
-        let health = inventory.npus().iter().take(2).map(|npu| (npu.stable_id.clone(), sick.clone())).collect();
+        let health =
+            inventory.npus().iter().take(2).map(|npu| (npu.stable_id.clone(), sick(Level::Critical))).collect();
         let pool = pool(&inventory, &health);
         let names = |pool: &Pool| pool.slices[0].devices.iter().map(|d| d.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&pool), ["npu-0", "npu-1", "npu-2"]);
