@@ -18,6 +18,7 @@ use self::{
     logging::Log,
     settings::{Given, Inputs, Settings, SettingsError},
 };
+use crate::domain::health::Policy;
 
 /// Exit code of wrong settings, as clap's for a wrong command line: starting again does not help.
 const EXIT_SETTINGS: u8 = 2;
@@ -64,22 +65,33 @@ fn load(matches: &ArgMatches) -> Result<(Inputs, Settings), SettingsError> {
     Ok((inputs, settings))
 }
 
-/// Reads the settings again: the log's level is taken over, all else is compared with what runs.
-fn reload(matches: &ArgMatches, running: &Settings, log: &Log) {
+/// Reads the settings again: the log's level is taken over, and how health is judged is given back to be; all else is
+/// compared with what runs.
+fn reload(matches: &ArgMatches, running: &Settings, log: &Log) -> Option<Policy> {
     match load(matches) {
         Ok((_, settings)) => {
             log.set_level(&settings.log_level);
-            let level = settings.log_level.clone();
-            if (Settings { log_level: running.log_level.clone(), ..settings }) == *running {
-                tracing::info!(level, "reloaded");
+            let (level, health) = (settings.log_level.clone(), settings.health.clone());
+            let faults = health.table.overrides.len();
+            let kept = (running.log_level.clone(), running.health.clone());
+            if (Settings { log_level: kept.0, health: kept.1, ..settings }) == *running {
+                tracing::info!(level, faults, "reloaded");
             } else {
-                tracing::warn!(level, "reloaded the log level; other settings have changed and need a restart");
+                tracing::warn!(
+                    level,
+                    faults,
+                    "reloaded the log level and how health is judged; other settings have changed and need a restart"
+                );
             }
+            Some(health)
         }
-        Err(error) => tracing::error!(
-            error = format!("{:#}", anyhow::Error::from(error)),
-            "the settings are not valid; nothing was reloaded"
-        ),
+        Err(error) => {
+            tracing::error!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "the settings are not valid; nothing was reloaded"
+            );
+            None
+        }
     }
 }
 

@@ -137,7 +137,7 @@ struct Opened {
 }
 
 /// Runs until a signal, or until something fails. `reload` reads the settings again.
-pub(super) fn run(settings: Settings, reload: impl Fn(&Settings)) -> Result<(), Failure> {
+pub(super) fn run(settings: Settings, reload: impl Fn(&Settings) -> Option<Policy>) -> Result<(), Failure> {
     let started_at = Timestamp::now();
     let adopted = systemd::admin_socket().map_err(system("take the admin socket from systemd"))?;
     check_paths(&settings)?;
@@ -223,7 +223,7 @@ async fn serve(
     settings: Settings,
     mut opened: Opened,
     started_at: Timestamp,
-    reload: impl Fn(&Settings),
+    reload: impl Fn(&Settings) -> Option<Policy>,
 ) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let mut registry = Registry::with_prefix("npu_dra");
@@ -252,7 +252,7 @@ async fn serve(
     tasks.followers.spawn_blocking(move || warn_of_conflicts(&files.cdi));
 
     let mut kubelet = Box::pin(serving.stopped());
-    let ended = signals.until_end(&core.settings, reload, &mut tasks, kubelet.as_mut()).await;
+    let ended = signals.until_end(&core, reload, &mut tasks, kubelet.as_mut()).await;
     systemd::tell(&[NotifyState::Stopping]);
     tasks.followers.abort_all();
     stop_kubelet.cancel();
@@ -318,7 +318,7 @@ impl Core {
                 replay_wait: settings.replay_wait,
                 ..Timing::default()
             },
-            policy: Policy::default(),
+            policy: settings.health.clone(),
             wish: settings.slicing.clone(),
             rival: Box::new(rival(&settings, cluster.clone())),
             uptime: Box::new(uptime(settings.host_root.clone())),
@@ -397,8 +397,8 @@ impl Signals {
     /// Waits for a signal to stop, or for any part to end; reloads meanwhile.
     async fn until_end(
         &mut self,
-        settings: &Settings,
-        reload: impl Fn(&Settings),
+        core: &Core,
+        reload: impl Fn(&Settings) -> Option<Policy>,
         tasks: &mut Tasks,
         mut kubelet: Pin<&mut impl Future<Output = Result<(), kubelet::ServeError>>>,
     ) -> End {
@@ -410,7 +410,9 @@ impl Signals {
                     if let Ok(stamp) = NotifyState::monotonic_usec_now() {
                         systemd::tell(&[NotifyState::Reloading, stamp]);
                     }
-                    reload(settings);
+                    if let Some(policy) = reload(&core.settings) {
+                        core.engine.set_policy(policy);
+                    }
                     systemd::tell(&[NotifyState::Ready]);
                 }
                 ended = &mut kubelet => {

@@ -265,9 +265,10 @@ impl Engine {
         self.core.state.health_stream()
     }
 
-    /// Judges health by another policy from the next report on.
+    /// Judges health by another policy, from a poll on that is made at once.
     pub fn set_policy(&self, policy: Policy) {
         self.core.state.set_policy(policy);
+        self.core.unsure.notify_one();
     }
 
     /// Everything that `npuctl` shows of cards and claims, without a vendor call.

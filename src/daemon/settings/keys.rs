@@ -284,6 +284,41 @@ pub(super) const HEALTH_INTERVAL: Key = key(
     "Time between two looks at the health of all cards",
 )
 .flag("health-interval");
+pub(super) const HEALTH_QUIET: Key = key(
+    "health.quiet",
+    Kind::Span(seconds(1), seconds(86400)),
+    "60s",
+    "How long a card must be quiet before a fault of it is over",
+)
+.more(
+    "A card that flaps stays tainted until it has been quiet for so long, also over restarts. Read again at SIGHUP \
+     (systemctl reload npu-dra).",
+)
+.flag("health-quiet");
+pub(super) const HEALTH_LINK: Key = key(
+    "health.link",
+    Kind::Choice(&["ignore", "taint"]),
+    "ignore",
+    "What a network link that is down does to its card",
+)
+.more(
+    "ignore shows it only: hosts without cables are down for ever. The code 81078603 is judged alike. Read again at \
+     SIGHUP (systemctl reload npu-dra).",
+)
+.flag("health-link");
+pub(super) const HEALTH_FAULTS: Key = key(
+    "health.faults",
+    Kind::Path,
+    "",
+    "File that says what is done about which fault, above the built-in table",
+)
+.derived("/etc/npu-dra/faults.toml, where it exists")
+.more(
+    "Lines such as 80E01801 = \"evict\": a code of eight hex digits, and ignore, warn, taint (no new claims) or evict \
+     (NoExecute: pods that do not tolerate it are evicted). Nothing is evicted for unless a line says so. Read again \
+     at SIGHUP (systemctl reload npu-dra); a file with a mistake changes nothing then.",
+)
+.flag("health-faults");
 pub(super) const EXAMPLE_COUNT: Key =
     key("example.count", Kind::Number(0, 1024), "8", "How many devices the backend example offers")
         .flag("example-count");
@@ -358,6 +393,9 @@ pub const KEYS: &[Key] = &[
     TRUST_LIBRARY,
     DEVICE_WAIT,
     HEALTH_INTERVAL,
+    HEALTH_QUIET,
+    HEALTH_LINK,
+    HEALTH_FAULTS,
     EXAMPLE_COUNT,
     VISIBLE_DEVICES_VOID,
     HCCL_ROOTINFO,

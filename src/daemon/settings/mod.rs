@@ -3,6 +3,7 @@
 //!
 //! A flag beats an environment variable, which beats a file; a later file beats an earlier one.
 
+mod faults;
 mod fragment;
 mod inputs;
 mod keys;
@@ -27,6 +28,7 @@ pub use self::{
 use crate::{
     device::Choice,
     domain::{
+        health::{InvalidEntry, Policy, Table},
         model::{Model, Wish},
         names::{DriverName, InstanceId, NodeName, PoolName, SOCKET_PATH_MAX, is_dns_label},
     },
@@ -106,6 +108,16 @@ pub enum SettingsError {
         path: PathBuf,
         /// What to set.
         key: &'static str,
+    },
+    /// The administrator's table of faults has a mistake.
+    #[error("{}:{line}: {why}", path.display())]
+    FaultTable {
+        /// File.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        why: InvalidEntry,
     },
     /// Slicing was asked for where it cannot be.
     #[error(
@@ -196,6 +208,8 @@ pub struct Settings {
     pub device_wait: Option<Duration>,
     /// Time between two looks at health.
     pub health_interval: Duration,
+    /// How health is judged.
+    pub health: Policy,
     /// True if containers get `ASCEND_VISIBLE_DEVICES=void`.
     pub visible_devices_void: bool,
     /// True if `hccl_rootinfo.json` is mounted.
@@ -268,6 +282,7 @@ impl Settings {
             trust_library: inputs.switch(&keys::TRUST_LIBRARY),
             device_wait: inputs.is_set(&keys::DEVICE_WAIT).then(|| inputs.span(&keys::DEVICE_WAIT)),
             health_interval: inputs.span(&keys::HEALTH_INTERVAL),
+            health: policy(inputs)?,
             visible_devices_void: inputs.switch(&keys::VISIBLE_DEVICES_VOID),
             hccl_rootinfo: inputs.switch(&keys::HCCL_ROOTINFO),
             topo: inputs.switch(&keys::TOPO),
@@ -275,6 +290,15 @@ impl Settings {
             log_format: if inputs.text(&keys::LOG_FORMAT) == "json" { LogFormat::Json } else { LogFormat::Text },
         })
     }
+}
+
+/// How health is judged.
+fn policy(inputs: &Inputs) -> Result<Policy, SettingsError> {
+    let table = Table {
+        overrides: faults::read(inputs.some_path(&keys::HEALTH_FAULTS).as_deref())?,
+        link_taints: inputs.text(&keys::HEALTH_LINK) == "taint",
+    };
+    Ok(Policy { table, quiet: inputs.span(&keys::HEALTH_QUIET), ..Policy::default() })
 }
 
 /// The slicing model that was asked for, `None` for the best that can be had.

@@ -56,6 +56,9 @@ pub enum InvalidEntry {
     /// Not an action.
     #[error("{0:?} is no action; use ignore, warn, taint or evict")]
     Action(String),
+    /// A code that stands in the table twice.
+    #[error("code {0:08X} is there twice")]
+    Twice(u32),
 }
 
 impl FromStr for Action {
