@@ -3,7 +3,13 @@
 //! The threads that talk live in the node's network namespace, so no port of the host is used. An object's path follows
 //! from its kind and name.
 
-use std::{fs::File, future::Future, path::Path, time::Duration};
+use std::{
+    fs::File,
+    future::Future,
+    path::Path,
+    sync::mpsc::{Receiver, channel},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail};
 use http::{Method, Request};
@@ -151,6 +157,31 @@ impl Api {
             Value::Array(items) => Ok(items),
             _ => bail!("GET {path}: not a list"),
         }
+    }
+
+    /// The changes of a list from now on, each with the time at which it came, for two minutes at most.
+    pub(crate) fn watch(&self, path: &str) -> anyhow::Result<Receiver<(Instant, Value)>> {
+        let list = self.get(path)?;
+        let version = list["metadata"]["resourceVersion"].as_str().context("the list has no version")?;
+        let sign = if path.contains('?') { '&' } else { '?' };
+        let path = format!("{path}{sign}watch=true&timeoutSeconds=120&resourceVersion={version}");
+        let request = Request::get(path).header("accept", "application/json").body(Body::empty())?;
+        let (client, (sender, receiver)) = (self.client(), channel());
+        let mut body = self.wait(async move { client.send(request).await })??.into_body();
+        drop(self.runtime.spawn(async move {
+            let mut rest = Vec::new();
+            while let Some(Ok(frame)) = body.frame().await {
+                rest.extend_from_slice(frame.data_ref().map(AsRef::as_ref).unwrap_or_default());
+                while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = rest.drain(..=end).collect();
+                    let event = serde_json::from_slice(&line).unwrap_or(Value::Null);
+                    if sender.send((Instant::now(), event)).is_err() {
+                        return;
+                    }
+                }
+            }
+        }));
+        Ok(receiver)
     }
 
     /// Creates an object.
