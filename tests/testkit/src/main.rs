@@ -21,6 +21,15 @@ enum Command {
     Demo,
     /// Keep a simulated node up until Ctrl-C
     Sandbox,
+    /// Serve the cluster of a node whose npu-dra is started by something else, such as systemd: API server and kubelet
+    Cluster {
+        /// Directory of the NPUs' world and of the credentials
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/testkit")]
+        dir: PathBuf,
+        /// The node's root: device nodes, vendor files and kubelet's directories are made below it
+        #[arg(long, value_name = "DIR", default_value = "/")]
+        host: PathBuf,
+    },
     /// Make a claim in a sandbox and prepare it, as scheduler and kubelet do
     Prepare {
         /// Name of the claim; one that exists is prepared again
@@ -98,7 +107,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let until_stopped = matches!(cli.command, Command::Sandbox);
+    let until_stopped = matches!(cli.command, Command::Sandbox | Command::Cluster { .. });
     // Whatever ends the work, its processes and directories go with it.
     let outcome = runtime.block_on(async {
         let mut interrupts = signal(SignalKind::interrupt())?;
@@ -128,6 +137,7 @@ async fn work(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Demo => show::demo::run().await,
         Command::Sandbox => show::sandbox::run().await,
+        Command::Cluster { dir, host } => show::cluster::run(&dir, &host).await,
         Command::Prepare { claim, memory, count, class, sandbox } => {
             let wanted = show::sandbox::Wanted { claim, memory, count, class };
             show::sandbox::prepare(&sandbox.dir, wanted).await

@@ -88,27 +88,9 @@ impl Node {
         Ok(node)
     }
 
-    /// The vendor's software, as far as a container gets it.
     fn install(&self) -> anyhow::Result<()> {
-        let driver_version = self.world.data().context("cannot read the world")?.driver_version;
-        let files = [
-            (
-                "etc/ascend_install.info",
-                "UserName=HwHiAiUser\nDriver_Install_Path_Param=/usr/local/Ascend\n".to_owned(),
-            ),
-            ("etc/hccn.conf", "address_0=192.168.100.101\nnetmask_0=255.255.255.0\n".to_owned()),
-            ("usr/local/Ascend/driver/version.info", format!("Version={driver_version}\n")),
-            ("usr/local/Ascend/driver/tools/hccn_tool", String::new()),
-            ("usr/local/Ascend/driver/lib64/common/libc_sec.so", String::new()),
-            ("usr/local/Ascend/driver/include/dsmi_common_interface.h", String::new()),
-            ("usr/local/dcmi/dcmi_interface_api.h", String::new()),
-            ("usr/local/bin/npu-smi", String::new()),
-            ("proc/uptime", "86400.00 172800.00\n".to_owned()),
-        ];
-        for (name, text) in files {
-            write(&self.host().join(name), &text)?;
-        }
-        Ok(())
+        install_vendor(&self.host(), &self.world.data().context("cannot read the world")?.driver_version)?;
+        write(&self.host().join("proc/uptime"), "86400.00 172800.00\n")
     }
 
     /// Makes device nodes and the PCI tree agree with the world: to be called after chips were dropped, moved or
@@ -355,6 +337,24 @@ impl Node {
         let state = ended.map_or_else(|| "still runs".to_owned(), |status| status.to_string());
         bail!("the daemon did not register ({state})\n{}", daemon.log());
     }
+}
+
+/// Puts the vendor's software below a host's root, as far as a container gets it.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn install_vendor(host: &Path, driver_version: &str) -> anyhow::Result<()> {
+    let files = [
+        ("etc/ascend_install.info", "UserName=HwHiAiUser\nDriver_Install_Path_Param=/usr/local/Ascend\n".to_owned()),
+        ("etc/hccn.conf", "address_0=192.168.100.101\nnetmask_0=255.255.255.0\n".to_owned()),
+        ("usr/local/Ascend/driver/version.info", format!("Version={driver_version}\n")),
+        ("usr/local/Ascend/driver/tools/hccn_tool", String::new()),
+        ("usr/local/Ascend/driver/lib64/common/libc_sec.so", String::new()),
+        ("usr/local/Ascend/driver/include/dsmi_common_interface.h", String::new()),
+        ("usr/local/dcmi/dcmi_interface_api.h", String::new()),
+        ("usr/local/bin/npu-smi", String::new()),
+    ];
+    files.iter().try_for_each(|(name, text)| write(&host.join(name), text))
 }
 
 /// Stores a claim that the scheduler gave these devices of ours, for a pod on this node; returns it as kubelet names it.

@@ -1,5 +1,6 @@
 //! What `testkit demo` and `testkit sandbox` share: the programs, the node and its cluster, and plain lines.
 
+pub(crate) mod cluster;
 pub(crate) mod demo;
 pub(crate) mod sandbox;
 
@@ -72,16 +73,7 @@ impl Stage {
         let mut node = Node::new(Profile::Ascend910B4)?;
         let api = node.start_api(Release::V1_36).await?;
         api.set_memory_policy(true);
-        for object in [CLASS, TEMPLATE_CLASSES, SAMPLE_MEMORY, SAMPLE_WHOLE].into_iter().flat_map(objects) {
-            let object = object?;
-            match object["kind"].as_str() {
-                Some("DeviceClass") => drop(api.create(GROUP, "deviceclasses", "", &object)?),
-                Some("ResourceClaimTemplate") => {
-                    api.create(GROUP, "resourceclaimtemplates", NAMESPACE, &object)?;
-                }
-                _ => {}
-            }
-        }
+        add_manifests(&api)?;
         let kubelet = node.start_kubelet()?;
         Ok(Self { daemon: None, kubelet, api, node, programs })
     }
@@ -156,6 +148,21 @@ impl Stage {
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
+}
+
+/// Gives a server our classes and samples.
+fn add_manifests(api: &ApiServer) -> anyhow::Result<()> {
+    for object in [CLASS, TEMPLATE_CLASSES, SAMPLE_MEMORY, SAMPLE_WHOLE].into_iter().flat_map(objects) {
+        let object = object?;
+        match object["kind"].as_str() {
+            Some("DeviceClass") => drop(api.create(GROUP, "deviceclasses", "", &object)?),
+            Some("ResourceClaimTemplate") => {
+                api.create(GROUP, "resourceclaimtemplates", NAMESPACE, &object)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// How many NPUs a slice offers.

@@ -10,7 +10,7 @@ use dcmi::world::World;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use testkit::{
-    api::{How, Who},
+    api::{ApiServer, How, Who},
     kubelet::client::{Claim, DraClient, DraVersion},
     node::{DRIVER, SOON},
 };
@@ -22,7 +22,7 @@ use tokio::{
 use super::{GROUP, Stage, named, say};
 
 const NAMESPACE: &str = "default";
-const SOCKET: &str = "run/sandbox.sock";
+pub(super) const SOCKET: &str = "run/sandbox.sock";
 
 /// A claim that is asked for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
             connection = listener.accept() => {
                 let (stream, _) = connection.context("the sandbox's socket failed")?;
                 // A command that goes away, or sends what is no order, harms nobody.
-                let _ = serve(&stage, stream).await;
+                let _ = serve(&stage.api, stream).await;
             }
             status = ended(&mut stage) => {
                 let status = status?;
@@ -137,11 +137,11 @@ Break something:
 }
 
 /// Answers one order.
-async fn serve(stage: &Stage, stream: UnixStream) -> anyhow::Result<()> {
+pub(super) async fn serve(api: &ApiServer, stream: UnixStream) -> anyhow::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     tokio::time::timeout(SOON, BufReader::new(reader).read_line(&mut line)).await??;
-    let answer = match serde_json::from_str(&line).map_err(Into::into).and_then(|order| obey(stage, order)) {
+    let answer = match serde_json::from_str(&line).map_err(Into::into).and_then(|order| obey(api, order)) {
         Ok(claim) => json!({"ok": claim}),
         Err(error) => json!({"error": format!("{error:#}")}),
     };
@@ -149,16 +149,16 @@ async fn serve(stage: &Stage, stream: UnixStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn obey(stage: &Stage, order: Order) -> anyhow::Result<Value> {
+fn obey(api: &ApiServer, order: Order) -> anyhow::Result<Value> {
     let find = |name: &str| {
-        let found = stage.api.claim(NAMESPACE, name);
+        let found = api.claim(NAMESPACE, name);
         found.with_context(|| format!("there is no claim {name}"))
     };
     match order {
         Order::Find(name) => find(&name),
         Order::Delete(name) => {
             let claim = find(&name)?;
-            stage.api.delete_claim(NAMESPACE, &name);
+            api.delete_claim(NAMESPACE, &name);
             Ok(claim)
         }
         Order::Claim(wanted) => {
@@ -173,9 +173,9 @@ fn obey(stage: &Stage, order: Order) -> anyhow::Result<Value> {
                 "metadata": {"name": wanted.claim},
                 "spec": {"devices": {"requests": [{"name": "npu", "exactly": exactly}]}},
             });
-            stage.api.create(GROUP, "resourceclaims", NAMESPACE, &claim)?;
-            stage.api.allocate(NAMESPACE, &wanted.claim).inspect_err(|_| {
-                stage.api.delete_claim(NAMESPACE, &wanted.claim);
+            api.create(GROUP, "resourceclaims", NAMESPACE, &claim)?;
+            api.allocate(NAMESPACE, &wanted.claim).inspect_err(|_| {
+                api.delete_claim(NAMESPACE, &wanted.claim);
             })
         }
     }
