@@ -3,7 +3,7 @@
 CARGO ?= cargo
 RELEASE_BINARIES = --package npu-dra --package npuctl --package testkit --package fake-dcmi
 
-.PHONY: help ready release demo sandbox test cluster-test lint bench packages
+.PHONY: help ready release demo sandbox test cluster-test package-test lint bench packages
 
 help:
 	@echo 'make demo     build, run the main job on a simulated node, end with "demo: ok"'
@@ -13,6 +13,8 @@ help:
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make bench    measure the budgets of tests/bench/budgets.toml'
 	@echo 'make packages  DEBs and RPMs in dist/, for this machine or ARCH=x86_64|aarch64'
+	@echo 'make package-test  installs, upgrades and removes the packages of dist/ under a real systemd: needs root;'
+	@echo '              SET=trixie, CASE=upgrade for some of it, KEEP=1 leaves the machines up'
 	@echo 'make sandbox  a simulated node that stays up, with lines to try'
 
 ready:
@@ -33,13 +35,19 @@ test: release
 	@echo
 	@echo 'tiers run:     unit, property, backend suite, integration, crash'
 	@echo 'tiers not run: cluster  (make cluster-test: real Kubernetes; needs root and Go)'
-	@echo '               packages (real systemd, RPM, DEB: needs root; not in this tree yet)'
+	@echo '               packages (make packages package-test: real systemd, DEB, RPM; needs root)'
 
 cluster-test:
 	@sh tests/cluster/ready.sh
 	$(MAKE) release
 	$(CARGO) build --workspace --locked --bin cluster-test
 	target/debug/cluster-test
+
+package-test:
+	@sh tests/packages/ready.sh
+	$(MAKE) release
+	$(CARGO) build --workspace --locked --bin package-test
+	target/debug/package-test
 
 lint: ready
 	$(CARGO) fmt --all --check
