@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::Case;
 use crate::{
+    api::path_of,
     driver::Driver,
-    stage::{Stage, claim_template, pod, request},
+    stage::{Stage, claim_template, pod, request, shipped},
 };
 
 pub(crate) const CASES: &[Case] = &[("registration", registration), ("whole-npu", whole_npu), ("sample", sample)];
@@ -58,17 +59,17 @@ fn whole_npu(stage: &Stage) -> anyhow::Result<()> {
     stage.wait_empty()
 }
 
-/// The claim that the requirements show gets what they say.
+/// The claim that the requirements show gets what they say, with the shipped sample's pod.
 fn sample(stage: &Stage) -> anyhow::Result<()> {
     stage.with(&Driver::cutting())?;
     stage.plane().apply(SAMPLE)?;
-    let mut template = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"});
-    template["metadata"] = json!({"name": "npu-claim-template", "namespace": "ascend-dra"});
-    let mut pod = pod("sample", &[&template]);
-    pod["metadata"]["namespace"] = json!("ascend-dra");
-    stage.create(&[&pod])?;
+    // It has the same template once more, and a pod that uses it: nothing in it is made for this test.
+    stage.plane().apply(&shipped("sample-memory.yaml")?)?;
+    let named = |kind: &str, version: &str, name: &str| json!({"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "ascend-dra"}});
+    let template = named("ResourceClaimTemplate", "resource.k8s.io/v1", "npu-claim-template");
+    let pod = named("Pod", "v1", "npu-slice");
     stage.wait_running(&pod)?;
-    let claim = stage.claim_of(&pod, "npu-claim-template")?;
+    let claim = stage.claim_of(&pod, "npu")?;
     let result = &claim["status"]["allocation"]["devices"]["results"][0];
     ensure!(result["consumedCapacity"]["memCapacity"] == "16Gi", "{result}");
     let vnpus = stage.vnpus()?;
@@ -76,6 +77,8 @@ fn sample(stage: &Stage) -> anyhow::Result<()> {
     ensure!(matches!(made[..], [(_, "vir10_3c_16g")]), "there are vNPUs {made:?}");
     let nodes = stage.shell(&pod, "cd /dev && ls -d davinci[0-9]*")?.text;
     ensure!(nodes == format!("davinci{}", made[0].0), "the container has {nodes:?}");
+    // Its first process ends for nothing but SIGKILL, and it has half a minute to do so.
+    stage.api().delete(&path_of(&pod)?)?;
     stage.delete(&[&pod, &template])?;
     stage.wait_empty()
 }
