@@ -18,7 +18,7 @@ use self::{
     logging::Log,
     settings::{Given, Inputs, Settings, SettingsError},
 };
-use crate::domain::health::Policy;
+use crate::domain::model::Wish;
 
 /// Exit code of wrong settings, as clap's for a wrong command line: starting again does not help.
 const EXIT_SETTINGS: u8 = 2;
@@ -65,25 +65,30 @@ fn load(matches: &ArgMatches) -> Result<(Inputs, Settings), SettingsError> {
     Ok((inputs, settings))
 }
 
-/// Reads the settings again: the log's level is taken over, and how health is judged is given back to be; all else is
-/// compared with what runs.
-fn reload(matches: &ArgMatches, running: &Settings, log: &Log) -> Option<Policy> {
+/// Reads the settings again and gives them back: the log's level is taken over here, what else can be changed while
+/// running by the caller; all the rest is compared with what runs.
+fn reload(matches: &ArgMatches, running: &Settings, log: &Log) -> Option<Settings> {
     match load(matches) {
         Ok((_, settings)) => {
             log.set_level(&settings.log_level);
-            let (level, health) = (settings.log_level.clone(), settings.health.clone());
-            let faults = health.table.overrides.len();
-            let kept = (running.log_level.clone(), running.health.clone());
-            if (Settings { log_level: kept.0, health: kept.1, ..settings }) == *running {
+            let (level, faults) = (&settings.log_level, settings.health.table.overrides.len());
+            let rest = Settings {
+                log_level: running.log_level.clone(),
+                health: running.health.clone(),
+                slicing: Wish { enabled: settings.slicing.enabled, ..running.slicing.clone() },
+                ..settings.clone()
+            };
+            if rest == *running {
                 tracing::info!(level, faults, "reloaded");
             } else {
                 tracing::warn!(
                     level,
                     faults,
-                    "reloaded the log level and how health is judged; other settings have changed and need a restart"
+                    "reloaded log level, slicing model and layout, and how health is judged; other settings have \
+                     changed and need a restart"
                 );
             }
-            Some(health)
+            Some(settings)
         }
         Err(error) => {
             tracing::error!(

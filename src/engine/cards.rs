@@ -189,7 +189,7 @@ pub(super) async fn operator_create(core: &Arc<Core>, device: &str, template: &s
     let what = || format!("making a vNPU on {device}");
     let failed = |fault: Fault| Refusal::OperatorFailed { what: what(), why: fault.to_string() };
     let (card, physical_id) = core.state.card_of(device).ok_or_else(|| Refusal::NoSuch(format!("device {device}")))?;
-    if !core.wish.enabled {
+    if !core.wish().enabled {
         let why = "hard slicing is not enabled (--enable-hard-vnpu)".to_owned();
         return Err(Refusal::Denied { what: format!("a vNPU on {device}"), why });
     }

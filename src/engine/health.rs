@@ -1,7 +1,7 @@
 //! Keeps inventory, health and the published pool in step with the hardware.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -171,32 +171,55 @@ impl Turn {
     /// Chooses the slicing model; it changes only while no claim holds a part that another model gave it.
     async fn choose(&mut self, core: &Arc<Core>) {
         let kept = self.kept;
-        let Some(mut choice) = model::choose(&core.wish, kept) else { return };
+        let wish = core.wish();
+        let Some(mut choice) = model::choose(&wish, kept) else { return };
         if choice.model != Model::Off
             && let Some(why) = forbidden(core).await
         {
             choice = Choice { model: Model::Off, why };
         }
         let offer = core.state.offer();
-        if choice.model != offer.model && core.state.has_parts() && self.choice.is_some() {
-            choice = Choice {
-                model: offer.model,
-                why: format!("{} is pending until claims with parts are released", choice.model),
-            };
+        let mut layout = wish.layout;
+        if let Some(why) = self.pending(core, choice.model, &offer, &layout) {
+            choice = Choice { model: offer.model, why };
+            layout.clone_from(&offer.layout);
         }
         let (model, why) = (choice.model, choice.why.clone());
         if self.choice.as_ref() != Some(&choice) {
-            if core.wish.enabled {
+            if wish.enabled {
                 core.outbox.say(&Notice::Model { model, why: why.clone() });
             }
             self.choice = Some(choice);
         }
         let rival = (core.rival)();
-        let layout = core.wish.layout.clone();
         let wanted = Offer { model, layout, kept, closed: offer.closed.clone(), rival, why };
         if wanted != offer {
             core.state.set_offer(wanted);
         }
+    }
+
+    /// Why a model or a layout that is wanted has to wait for live claims.
+    fn pending(
+        &self,
+        core: &Core,
+        wanted: Model,
+        offer: &Offer,
+        layout: &BTreeMap<String, Vec<String>>,
+    ) -> Option<String> {
+        self.choice.as_ref()?;
+        if wanted != offer.model {
+            return core.state.has_parts().then(|| format!("{wanted} is pending until claims with parts are released"));
+        }
+        if wanted != Model::Static {
+            return None;
+        }
+        let cards = layout.keys().chain(offer.layout.keys());
+        let held: BTreeSet<_> = cards
+            .filter(|card| layout.get(*card) != offer.layout.get(*card) && core.state.is_held(card))
+            .map(String::as_str)
+            .collect();
+        let held = held.into_iter().collect::<Vec<_>>().join(", ");
+        (!held.is_empty()).then(|| format!("another layout is pending until claims on {held} are released"))
     }
 
     async fn scan(&mut self, core: &Arc<Core>) {
@@ -240,7 +263,7 @@ impl Turn {
 
 /// Reads the cards that can be cut, except those that a claim is working on.
 async fn read_cards(core: &Arc<Core>, unread: &mut BTreeMap<u32, Fault>) {
-    if !core.wish.enabled && !core.state.has_parts() {
+    if !core.wish().enabled && !core.state.has_parts() {
         return;
     }
     for (card, physical_id) in core.state.cuttable() {

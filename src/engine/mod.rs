@@ -19,7 +19,7 @@ mod tests;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -157,7 +157,7 @@ pub(crate) struct Core {
     disk: Arc<dyn Disk>,
     api: Arc<dyn Api>,
     timing: Timing,
-    wish: Wish,
+    wish: Mutex<Wish>,
     uptime: Uptime,
     rival: Rival,
     cards: Cards,
@@ -171,6 +171,13 @@ pub(crate) struct Core {
     unsure: Notify,
     /// True while the hardware has named chips that no scan has found.
     strangers: AtomicBool,
+}
+
+impl Core {
+    /// How cards are to be cut, as it is wanted now.
+    fn wish(&self) -> Wish {
+        self.wish.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl fmt::Debug for Engine {
@@ -194,7 +201,7 @@ impl Engine {
             disk: parts.disk,
             api: parts.api,
             timing: parts.timing,
-            wish: parts.wish,
+            wish: Mutex::new(parts.wish),
             uptime: parts.uptime,
             rival: parts.rival,
             cards: Cards::default(),
@@ -213,6 +220,13 @@ impl Engine {
     /// the watchdog's sign of life.
     pub async fn run(&self, shutdown: CancellationToken, pulse: impl Fn() + Send + Sync) {
         health::run(&self.core, shutdown, pulse).await;
+    }
+
+    /// Takes another slicing model and layout, at the next turn and as far as live claims let it. Whether slicing is
+    /// enabled at all does not change while the process lives.
+    pub fn reslice(&self, wish: Wish) {
+        let mut running = self.core.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        *running = Wish { enabled: running.enabled, ..wish };
     }
 
     /// Marks a call as received; take one at the entry of each RPC.

@@ -301,6 +301,13 @@ impl State {
             .any(|holding| holding.cut.is_some() || holding.share_id.is_some())
     }
 
+    /// True if a claim owns the card of that name, or a part of it.
+    pub(super) fn is_held(&self, card: &str) -> bool {
+        let known = self.known();
+        let npu = known.inventory.as_ref().and_then(|inventory| inventory.by_name(card));
+        npu.is_some_and(|npu| known.ledger.owners(&npu.stable_id).next().is_some())
+    }
+
     /// Cards that can be cut, or hold vNPUs of ours, by physical id.
     pub(super) fn cuttable(&self) -> Vec<(StableId, u32)> {
         let known = self.known();

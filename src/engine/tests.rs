@@ -599,6 +599,49 @@ async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
 }
 
 #[tokio::test]
+async fn another_layout_is_taken_while_running_as_soon_as_no_claim_holds_its_cards() {
+    let server = Server::open();
+    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+    let driver = DriverName::new("npu.huawei.com").unwrap();
+    let wish = |card: &str, enabled| Wish {
+        enabled,
+        model: Some(crate::domain::model::Model::Static),
+        layout: BTreeMap::from([(card.to_owned(), vec!["vir10_3c_16g".to_owned()])]),
+    };
+    let parts = Parts {
+        node: Node { driver, pool, boot_id: "boot".to_owned() },
+        backend: Arc::new(device::memory::Memory::new(scan_of(4))),
+        disk: Arc::new(Memory::default()),
+        api: Arc::new(Handle(server.clone())),
+        loaded: Loaded::default(),
+        timing: Timing { health_interval: Duration::from_millis(1), ..Timing::default() },
+        wish: wish("npu-0", true),
+        uptime: Box::new(|| Duration::from_hours(1)),
+        rival: Box::new(|| None),
+    };
+    let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
+    let (running, stop) = (engine.clone(), shutdown.clone());
+    tokio::spawn(async move { running.run(stop, || {}).await });
+    let _stopped = shutdown.drop_guard();
+    let published = |device: &str| {
+        let pools = server.published.lock().unwrap();
+        let last = pools.last();
+        last.is_some_and(|pool| {
+            pool.slices.iter().flat_map(|slice| &slice.devices).any(|published| published.name == device)
+        })
+    };
+    eventually(|| published("npu-0-vir10-3c-16g-0") && published("npu-1")).await;
+    engine.prepare(engine.received(), claim(1, "npu-1")).await.unwrap();
+    // It is wanted that slicing be off as well, but that does not change while running.
+    engine.reslice(wish("npu-1", false));
+    eventually(|| engine.core.state.offer().why.contains("pending until claims on npu-1 are released")).await;
+    assert!(published("npu-0-vir10-3c-16g-0") && published("npu-1"), "all stays as it was");
+    engine.unprepare(engine.received(), claim(1, "npu-1")).await.unwrap();
+    eventually(|| published("npu-0") && published("npu-1-vir10-3c-16g-0")).await;
+    assert!(!published("npu-1") && engine.core.state.offer().why.is_empty());
+}
+
+#[tokio::test]
 async fn a_stopping_engine_refuses_new_work_and_ends_what_runs() {
     let bench = bench(Server::closed());
     let running = bench.engine.prepare(bench.engine.received(), claim(1, "npu-0"));

@@ -210,14 +210,14 @@ pub(super) const SLICING_MODEL: Key = key(
 )
 .more(
     "auto takes the first of consumable, partitionable, static (if a layout is given) and off that the API server \
-     keeps. It changes only while no claim holds a part of a card.",
+     keeps. It changes only while no claim holds a part of a card. Read again at SIGHUP.",
 )
 .flag("slicing-model");
 pub(super) const SLICING_LAYOUT: Key =
     key("slicing.layout", Kind::Text, "", "For the static model: what each card is cut into")
         .more(
             "For example \"npu-0=vir10_3c_16g+vir05_1c_8g; npu-1=vir10_3c_16g\". Cards that are not named \
-             are offered whole.",
+             are offered whole. Read again at SIGHUP; a card is laid out anew once no claim holds any of it.",
         )
         .flag("slicing-layout");
 pub(super) const SLICING_REPLAY_WAIT: Key = key(
