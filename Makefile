@@ -3,7 +3,7 @@
 CARGO ?= cargo
 RELEASE_BINARIES = --package npu-dra --package npuctl --package testkit --package fake-dcmi
 
-.PHONY: help ready release demo sandbox test cluster-test package-test lint bench packages
+.PHONY: help ready release demo sandbox test cluster-test package-test lint bench packages release-check
 
 help:
 	@echo 'make demo     build, run the main job on a simulated node, end with "demo: ok"'
@@ -15,6 +15,7 @@ help:
 	@echo 'make packages  DEBs and RPMs in dist/, for this machine or ARCH=x86_64|aarch64'
 	@echo 'make package-test  installs, upgrades and removes the packages of dist/ under a real systemd: needs root;'
 	@echo '              SET=trixie, CASE=upgrade for some of it, KEEP=1 leaves the machines up'
+	@echo 'make release-check  both architectures, same bytes from a second, offline build, the demo for aarch64'
 	@echo 'make sandbox  a simulated node that stays up, with lines to try'
 
 ready:
@@ -64,3 +65,7 @@ packages: ready
 	packaging/build.sh $(ARCH)
 	packaging/pack.sh $(ARCH) dist
 	packaging/check.sh packages dist/*
+
+# An hour on two cores, as root: not part of continuous integration.
+release-check: ready
+	packaging/release-check.sh

@@ -27,6 +27,69 @@ zig_environment() {
     printf '%s\n' "$dir"
 }
 
+# Puts all crates of Cargo.lock into a directory of the cache, if they are not there; prints it.
+vendored_crates() {
+    dir=$CACHE/crates-$(sha256sum Cargo.lock | cut -c1-16)
+    if [ ! -d "$dir" ]; then
+        echo "packaging: getting all crates into $dir" >&2
+        rm -rf "$CACHE"/crates-* # those of other lock files too
+        mkdir -p "$CACHE"
+        cargo vendor --quiet --locked --versioned-dirs "$dir.new" >/dev/null
+        mv "$dir.new" "$dir"
+    fi
+    printf '%s\n' "$dir"
+}
+
+# Makes the cached root with a Rust that has the standard library of aarch64, if it is not there; prints it.
+cross_root() {
+    dir=$CACHE/cross-root-1
+    if [ ! -d "$dir" ]; then
+        [ "$(id -u)" = 0 ] || die 'a root for cross-building is made by root only; run it with sudo'
+        packaging/tools.sh cross
+        echo "packaging: making a root of Debian forky for cross-building in $dir (once)" >&2
+        rm -rf "$dir.new"
+        mkdir -p "$CACHE"
+        # Its Release file ages between releases.
+        mmdebstrap --quiet --variant=minbase --architectures=amd64,arm64 --skip=check/qemu \
+            --aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Retries "3"' \
+            --include=rustc,cargo,libstd-rust-dev:arm64,gcc,libc6-dev,gcc-aarch64-linux-gnu,libc6-dev:arm64,qemu-user-static \
+            forky "$dir.new" >&2
+        mkdir -p "$dir.new/src/npu-dra" "$dir.new/src/crates" "$dir.new/src/zig"
+        mv "$dir.new" "$dir"
+    fi
+    printf '%s\n' "$dir"
+}
+
+# Runs a command in the root for cross-building, in the checkout, without network. Programs for aarch64 run there: they
+# are given to qemu by a binfmt of this user namespace alone, which takes Linux 6.7. Nothing of the host is changed.
+in_cross_root() { # command…
+    root=$(cross_root) crates=$(vendored_crates) zig=$(zig_environment)
+    unshare --user --map-root-user --mount --pid --fork --net --kill-child sh -euc '
+        root=$1 crates=$2 zig=$3
+        shift 3
+        mount --rbind /dev "$root/dev"
+        mount -t proc proc "$root/proc"
+        mount -t tmpfs tmpfs "$root/tmp"
+        mount --bind . "$root/src/npu-dra"
+        mount --bind "$crates" "$root/src/crates"
+        mount --bind "$zig" "$root/src/zig"
+        ip link set lo up 2>/dev/null || true
+        if mount -t binfmt_misc binfmt_misc "$root/mnt" 2>/dev/null; then
+            # An ELF header of 64 bits, little-endian, executable or shared, for machine 183.
+            magic="\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
+            mask="\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
+            printf "%s" ":aarch64:M::$magic:$mask:$root/usr/bin/qemu-aarch64:F" >"$root/mnt/register"
+        fi
+        mkdir "$root/tmp/cargo"
+        printf "[source.crates-io]\nreplace-with = \"vendored\"\n[source.vendored]\ndirectory = \"/src/crates\"\n" \
+            >"$root/tmp/cargo/config.toml"
+        exec chroot "$root" env -i PATH=/src/zig/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp CARGO_HOME=/tmp/cargo \
+            CARGO_TARGET_DIR=/src/npu-dra/target/cross CARGO_NET_OFFLINE=true \
+            CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc LC_ALL=C.UTF-8 \
+            sh -euc "cd /src/npu-dra; exec \"\$@\"" sh "$@"
+    ' sh "$root" "$crates" "$zig" "$@"
+}
+
 # Fails if the program needs a newer glibc than the floor, or a library that is not glibc's.
 check_glibc_floor() { # program
     newest=$(LC_ALL=C readelf --version-info --wide "$1" | grep -o 'GLIBC_[0-9][0-9.]*' | sed 's/GLIBC_//' | sort -Vu | tail -n 1)

@@ -1,13 +1,13 @@
 #!/bin/sh
 # Lays out all files of both packages.
 #
-#   packaging/install.sh DESTDIR PROGRAMS RUN ZSH_DIR
+#   packaging/install.sh DESTDIR PROGRAMS ZSH_DIR
 #
-# PROGRAMS is the directory of npu-dra and npuctl that are installed, RUN that of the same programs for this machine: they
-# write their manual pages and completions themselves. ZSH_DIR is where the distribution has completions for zsh.
+# PROGRAMS is the directory of npu-dra and npuctl, with the pages that packaging/generate.sh wrote beside them. ZSH_DIR is
+# where the distribution has completions for zsh.
 set -eu
 cd "$(dirname "$0")/.."
-dest=$1 programs=$2 run=$3 zsh=$4
+dest=$1 programs=$2 zsh=$3
 
 put() { # mode, file, place
     install -D -m "$1" "$2" "$dest$3"
@@ -29,16 +29,9 @@ done
 put 0644 etc/npu-dra/npu-dra.toml /etc/npu-dra/npu-dra.toml
 install -d -m 0755 "$dest/etc/npu-dra/npu-dra.toml.d"
 
-pages=$(mktemp -d)
-trap 'rm -rf "$pages"' EXIT
-"$run/npu-dra" generate man "$pages"
-"$run/npuctl" generate man "$pages"
-for page in "$pages"/*; do
+for page in "$programs"/pages/*.[1-9]; do
     put 0644 "$page" "/usr/share/man/man${page##*.}/${page##*/}"
 done
-for shell in bash zsh fish; do
-    "$run/npuctl" completion $shell >"$pages/$shell"
-done
-put 0644 "$pages/bash" /usr/share/bash-completion/completions/npuctl
-put 0644 "$pages/zsh" "$zsh/_npuctl"
-put 0644 "$pages/fish" /usr/share/fish/vendor_completions.d/npuctl.fish
+put 0644 "$programs/pages/npuctl.bash" /usr/share/bash-completion/completions/npuctl
+put 0644 "$programs/pages/npuctl.zsh" "$zsh/_npuctl"
+put 0644 "$programs/pages/npuctl.fish" /usr/share/fish/vendor_completions.d/npuctl.fish

@@ -14,9 +14,8 @@ dist=${2:-dist}
 release=${3:-1}
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 programs=$PWD/target/packages/$arch
-run=$PWD/target/packages/$(uname -m)
-for program in "$programs/npu-dra" "$programs/npuctl" "$run/npu-dra" "$run/npuctl"; do
-    [ -x "$program" ] || die "$program is missing: run packaging/build.sh first"
+for file in npu-dra npuctl pages/npuctl.1; do
+    [ -e "$programs/$file" ] || die "$programs/$file is missing: run packaging/build.sh first"
 done
 case $arch in
 x86_64) deb_arch=amd64 ;;
@@ -46,13 +45,13 @@ if [ "$release" != 1 ]; then
 fi
 
 echo "packaging: DEB $version-$release $deb_arch" >&2
-(cd "$tree" && PROGRAMS=$programs RUN=$run dpkg-buildpackage -b -us -uc -d -a"$deb_arch") >"$work/deb.log" 2>&1 ||
+(cd "$tree" && PROGRAMS=$programs dpkg-buildpackage -b -us -uc -d -a"$deb_arch") >"$work/deb.log" 2>&1 ||
     { cat "$work/deb.log" >&2; die 'the DEBs could not be made'; }
 
 echo "packaging: RPM $version-$release $arch" >&2
 rpmbuild -bb --target "$arch" --define "_topdir $work/rpm" --define "_builddir $tree" \
     --define "npu_version $version" --define "npu_release $release" \
-    --define "programs $programs" --define "run $run" \
+    --define "programs $programs" \
     "$tree/packaging/rpm/npu-dra.spec" >"$work/rpm.log" 2>&1 ||
     { cat "$work/rpm.log" >&2; die 'the RPMs could not be made'; }
 

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Makes sure that the programs are there that a step needs; installs them where it may, else says how to get them.
 #
-#   packaging/tools.sh pack | check
+#   packaging/tools.sh pack | check | cross
 set -eu
 
-case ${1:?pack or check} in
+case ${1:?pack, check or cross} in
 pack) programs='dpkg-buildpackage dh rpmbuild readelf' packages='dpkg-dev debhelper rpm binutils' ;;
 check) programs='lintian rpmlint systemd-analyze man' packages='lintian rpmlint systemd man-db' ;;
+cross) programs='mmdebstrap unshare' packages='mmdebstrap util-linux arch-test' ;;
 *) echo "packaging: no step is called $1" >&2 && exit 2 ;;
 esac
 

@@ -615,6 +615,7 @@ async fn another_layout_is_taken_while_running_as_soon_as_no_claim_holds_its_car
         api: Arc::new(Handle(server.clone())),
         loaded: Loaded::default(),
         timing: Timing { health_interval: Duration::from_millis(1), ..Timing::default() },
+        policy: Policy::default(),
         wish: wish("npu-0", true),
         uptime: Box::new(|| Duration::from_hours(1)),
         rival: Box::new(|| None),
