@@ -930,7 +930,7 @@ async fn a_pod_uses_its_service_account() {
     let api = ApiServer::start(Release::V1_36).await.unwrap();
     api.add_node(NODE);
     let dir = TempDir::new().unwrap();
-    let who = Who::ServiceAccount { namespace: "npu".into(), name: "npu-dra".into(), node: NODE.into() };
+    let who = Who::ServiceAccount { namespace: "npu-dra".into(), name: "npu-dra".into(), node: NODE.into() };
     let account = dir.path().join("account");
     api.service_account_files(&account, &who).unwrap();
     let kubeconfig = api.kubeconfig(dir.path(), &who, How::Token).unwrap();
@@ -986,7 +986,7 @@ async fn each_fate_of_a_claim_has_its_own_refusal() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_gone_is_missing() {
-    let who = Who::ServiceAccount { namespace: "npu".into(), name: "npu-dra".into(), node: NODE.into() };
+    let who = Who::ServiceAccount { namespace: "npu-dra".into(), name: "npu-dra".into(), node: NODE.into() };
     let api = ApiServer::start(Release::V1_36).await.unwrap();
     let dir = TempDir::new().unwrap();
     let kubeconfig = api.kubeconfig(dir.path(), &who, How::Token).unwrap();

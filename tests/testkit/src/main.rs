@@ -1,5 +1,6 @@
 //! `testkit demo` and `testkit sandbox`: the real daemon on a simulated node, for people without hardware.
 
+mod held;
 mod show;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -80,6 +81,9 @@ enum Command {
         #[command(flatten)]
         sandbox: Sandbox,
     },
+    /// Hold the API server's stand-in, or a real server, against recorded answers
+    #[command(subcommand)]
+    Corpus(held::Corpus),
 }
 
 #[derive(Debug, clap::Args)]
@@ -107,7 +111,8 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let until_stopped = matches!(cli.command, Command::Sandbox | Command::Cluster { .. });
+    let until_stopped =
+        matches!(cli.command, Command::Sandbox | Command::Cluster { .. } | Command::Corpus(held::Corpus::Serve { .. }));
     // Whatever ends the work, its processes and directories go with it.
     let outcome = runtime.block_on(async {
         let mut interrupts = signal(SignalKind::interrupt())?;
@@ -155,6 +160,7 @@ async fn work(command: Command) -> anyhow::Result<()> {
                 Level::Critical => 3,
             },
         ),
+        Command::Corpus(what) => held::corpus(what).await,
     }
 }
 

@@ -39,7 +39,7 @@ pub enum Gate {
     ConsumableCapacity,
     /// `DRAPartitionableDevices`: `sharedCounters`, `consumesCounters`, per-device node selection.
     PartitionableDevices,
-    /// `DRADeviceTaints`: `taints`, `tolerations`.
+    /// `DRADeviceTaints`: `taints`. Tolerations of claims are kept without it.
     DeviceTaints,
     /// `DRADeviceBindingConditions`: `bindsToNode`, `bindingConditions`, `bindingFailureConditions`.
     DeviceBindingConditions,
@@ -51,10 +51,12 @@ pub enum Gate {
     AdminAccess,
     /// `DRAResourceClaimDeviceStatus`: `status.devices`.
     ResourceClaimDeviceStatus,
+    /// `DRAExtendedResource`: `extendedResourceName` of classes.
+    ExtendedResource,
 }
 
 impl Gate {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::ConsumableCapacity,
         Self::PartitionableDevices,
         Self::DeviceTaints,
@@ -63,6 +65,7 @@ impl Gate {
         Self::PrioritizedList,
         Self::AdminAccess,
         Self::ResourceClaimDeviceStatus,
+        Self::ExtendedResource,
     ];
 
     fn default_on(self, release: Release) -> bool {
@@ -70,7 +73,8 @@ impl Gate {
             Self::ConsumableCapacity
             | Self::PartitionableDevices
             | Self::DeviceTaints
-            | Self::DeviceBindingConditions => release >= Release::V1_36,
+            | Self::DeviceBindingConditions
+            | Self::ExtendedResource => release >= Release::V1_36,
             Self::ListTypeAttributes => false,
             Self::PrioritizedList | Self::AdminAccess | Self::ResourceClaimDeviceStatus => true,
         }
@@ -149,6 +153,14 @@ impl Rules {
         }
     }
 
+    /// Removes the gated field of a class.
+    pub(crate) fn drop_from_class(&self, class: &mut Value, old: Option<&Value>) {
+        let used = old.is_some_and(|old| old.pointer("/spec/extendedResourceName").is_some());
+        if let Some(spec) = class.get_mut("spec").filter(|_| !self.has(Gate::ExtendedResource) && !used) {
+            remove(spec, &["extendedResourceName"]);
+        }
+    }
+
     /// Removes the gated fields of a claim (`spec` and `status`) or of a template's inner claim spec.
     pub(crate) fn drop_from_claim(&self, claim: &mut Value, old: Option<&Value>) {
         let consumable = self.has(Gate::ConsumableCapacity) || old.is_some_and(claim_shares);
@@ -175,17 +187,9 @@ impl Rules {
                     if !consumable {
                         remove(one, &["capacity"]);
                     }
-                    if !self.has(Gate::DeviceTaints) {
-                        remove(one, &["tolerations"]);
-                    }
                     if !self.has(Gate::AdminAccess) {
                         remove(one, &["adminAccess"]);
                     }
-                }
-            }
-            if !consumable {
-                for constraint in items_mut(devices.get_mut("constraints")) {
-                    remove(constraint, &["distinctAttribute"]);
                 }
             }
         }
@@ -196,9 +200,6 @@ impl Rules {
         for result in items_mut(status.pointer_mut("/allocation/devices/results")) {
             if !consumable {
                 remove(result, &["shareID", "consumedCapacity"]);
-            }
-            if !self.has(Gate::DeviceTaints) {
-                remove(result, &["tolerations"]);
             }
             if !self.has(Gate::DeviceBindingConditions) {
                 remove(result, &["bindingConditions", "bindingFailureConditions"]);

@@ -126,6 +126,14 @@ impl ApiServer {
         Ok(written)
     }
 
+    /// A token of somebody, for a client without a kubeconfig.
+    #[must_use]
+    pub fn token(&self, who: &Who) -> String {
+        let token = format!("token-{}-{}", self.next_number(), self.shared.update(|i| i.store.uid()));
+        self.shared.update(|i| i.auth.add_token(token.clone(), who.clone(), true));
+        token
+    }
+
     fn new_token(&self, of: &mut Kubeconfig, known: bool) -> String {
         let token = format!("{}-{}", of.stem, self.shared.update(|i| i.store.uid()));
         if known {

@@ -10,7 +10,7 @@
 //! | `routes`, `selector` | what is asked for; discovery |
 //! | `auth`, `tls`, `kubeconfig` | who asks and what they may do |
 //! | `ops`, `patch` | create, update, patch, delete |
-//! | `schema`, `gates`, `validate`, `validate_claim`, `names`, `quantity` | decode, drop, refuse |
+//! | `schema`, `gates`, `validate`, `validate_claim`, `metadata`, `events`, `cel`, `names`, `quantity` | decode, drop, refuse |
 //! | `store`, `watch` | objects, versions, watches |
 //! | `faults`, `record` | orders to fail, what came in |
 //! | `policy` | the admission policy that reads a bare number of memory as MiB |
@@ -18,10 +18,13 @@
 
 mod allocator;
 mod auth;
+mod cel;
 mod claims;
+mod events;
 mod faults;
 mod gates;
 mod kubeconfig;
+mod metadata;
 mod names;
 mod ops;
 mod patch;

@@ -31,12 +31,9 @@ pub(crate) fn subdomain(text: &str, longest: usize) -> Result<(), &'static str> 
     if text.split('.').all(part) { Ok(()) } else { Err(SUBDOMAIN) }
 }
 
-/// Checks a C identifier of at most 32 bytes.
+/// Checks a C identifier.
 pub(crate) fn identifier(text: &str) -> Result<(), &'static str> {
     let bytes = text.as_bytes();
-    if bytes.len() > 32 {
-        return Err("must be no more than 32 bytes");
-    }
     let good = bytes.first().is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_')
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_');
     if good {
@@ -45,17 +42,6 @@ pub(crate) fn identifier(text: &str) -> Result<(), &'static str> {
         Err(
             "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_'",
         )
-    }
-}
-
-/// Checks an attribute or capacity name: a C identifier, optionally behind `domain/`.
-pub(crate) fn qualified(text: &str) -> Result<(), &'static str> {
-    match text.split_once('/') {
-        None if text.is_empty() => Err("name required"),
-        None => identifier(text),
-        Some((_, rest)) if rest.contains('/') => Err("must have at most one '/'"),
-        Some(("", _)) => Err("the domain must not be empty"),
-        Some((domain, rest)) => subdomain(domain, 63).and_then(|()| identifier(rest)),
     }
 }
 
@@ -136,9 +122,7 @@ mod tests {
     fn names_are_checked_by_their_kind() {
         assert!(label("npu-0").is_ok() && label("-a").is_err() && label("A").is_err() && label("a.b").is_err());
         assert!(label(&"a".repeat(63)).is_ok() && label(&"a".repeat(64)).is_err());
-        assert!(qualified("memCapacity").is_ok() && qualified("resource.kubernetes.io/pciBusID").is_ok());
-        assert!(qualified("Bus-Id").is_err() && qualified("a/b/c").is_err() && qualified("/x").is_err());
-        assert!(qualified(&"a".repeat(33)).is_err() && qualified("9a").is_err());
+        assert!(identifier("memCapacity").is_ok() && identifier("Bus-Id").is_err() && identifier("9a").is_err());
         assert!(label_key("npu.huawei.com/health").is_ok() && label_key("a/").is_err());
     }
 }

@@ -8,14 +8,15 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Inner,
-    auth::{Who, admit_slice as admit},
-    patch, policy,
+    auth::{Who, admit_claim_status, admit_slice as admit, restrict_node},
+    events, metadata, patch, policy,
     routes::{Query, Target},
     schema,
     selector::Selector,
-    status::Failure,
+    status::{Cause, Failure},
     store::{Resource, meta},
-    validate, validate_claim,
+    validate::{self, Causes},
+    validate_claim,
 };
 
 const LARGEST: usize = 1_500_000;
@@ -31,11 +32,28 @@ pub(crate) struct Write<'a> {
 }
 
 impl Write<'_> {
+    /// The type of the body.
+    fn kind(&self) -> &str {
+        self.content_type.split(';').next().unwrap_or_default().trim()
+    }
+
     fn json(&self) -> Result<Value, Failure> {
-        let value: Value = serde_json::from_slice(self.body)
-            .map_err(|e| Failure::bad_request(format!("the object provided is unrecognized: {e}")))?;
-        let part = |name: &str| value.get(name).is_none_or(|p| p.is_object() || p.is_null());
-        if value.is_object() && part("metadata") && part("spec") && part("status") {
+        let yaml = match self.kind() {
+            "" | "application/json" => false,
+            "application/yaml" | "application/apply-patch+yaml" => true,
+            other => {
+                let message = format!("the body of the request was in an unknown format - {other}");
+                return Err(Failure::new(415, message));
+            }
+        };
+        let unrecognized =
+            |e: &dyn std::fmt::Display| Failure::bad_request(format!("the object provided is unrecognized: {e}"));
+        let value: Value = match serde_json::from_slice(self.body) {
+            Ok(value) => value,
+            Err(error) if !yaml => return Err(unrecognized(&error)),
+            Err(_) => serde_saphyr::from_slice(self.body).map_err(|e| unrecognized(&e))?,
+        };
+        if is_object(&value) {
             Ok(value)
         } else {
             Err(Failure::bad_request("json: cannot unmarshal the body into an object"))
@@ -54,10 +72,11 @@ impl Write<'_> {
         match text.as_str() {
             "" => Ok(false),
             "All" => Ok(true),
-            other => Err(Failure::new(
-                422,
-                format!("invalid dryRun: Unsupported value: \"{other}\": supported values: \"All\""),
-            )),
+            other => {
+                let message = format!("Unsupported value: \"{other}\": supported values: \"All\"");
+                let cause = Cause { reason: "FieldValueNotSupported", field: "dryRun".to_owned(), message };
+                Err(Failure::invalid("CreateOptions", "meta.k8s.io", "", &[cause]))
+            }
         }
     }
 }
@@ -88,9 +107,7 @@ impl Inner {
         let metadata = object.as_object_mut().map(|o| o.entry("metadata").or_insert_with(|| json!({})));
         if let Some(Value::Object(metadata)) = metadata {
             place(metadata, write.target)?;
-            if metadata.get("resourceVersion").and_then(Value::as_str).is_some_and(|v| !v.is_empty()) {
-                return Err(Failure::bad_request("resourceVersion should not be set on objects to be created"));
-            }
+            metadata.remove("resourceVersion");
         } else {
             return Err(Failure::bad_request("metadata must be an object"));
         }
@@ -99,7 +116,10 @@ impl Inner {
         {
             map.remove("status");
         }
-        let mut object = self.prepare(resource, object, None)?;
+        if resource.plural == "resourceslices" {
+            restrict_node(write.who, &object)?;
+        }
+        let mut object = self.prepare(write, object, None)?;
         if resource.plural == "resourceslices" {
             admit(write.who, &object)?;
         }
@@ -110,7 +130,7 @@ impl Inner {
         let uid = self.store.uid();
         object["metadata"]["uid"] = json!(uid);
         object["metadata"]["creationTimestamp"] = json!(schema::seconds(jiff::Timestamp::now()));
-        if resource.group == "resource.k8s.io" {
+        if counts_generations(resource) {
             object["metadata"]["generation"] = json!(1);
         }
         own(&mut object, write, None);
@@ -120,21 +140,37 @@ impl Inner {
         if resource.plural == "resourceslices" {
             self.auth.created.insert(uid, Instant::now());
         }
-        Ok((*self.store.put(resource.plural, object)).clone())
+        Ok(self.keep(resource, object))
+    }
+
+    /// Stores an object; events are kept in one form, whichever they came in.
+    fn keep(&mut self, resource: &'static Resource, object: Value) -> Value {
+        if resource.group != "events.k8s.io" {
+            return (*self.store.put(resource.plural, object)).clone();
+        }
+        events::converted(&self.store.put(resource.plural, events::converted(&object, true)), false)
+    }
+
+    /// The stored object that is asked for, in the form of its group.
+    pub(crate) fn found(&self, target: &Target) -> Option<Arc<Value>> {
+        let resource = target.resource;
+        let found = self.store.get(resource.plural, &target.namespace, &target.name)?;
+        let convert = resource.group == "events.k8s.io";
+        Some(if convert { Arc::new(events::converted(found, false)) } else { Arc::clone(found) })
     }
 
     fn replace(&mut self, write: &Write<'_>, mut object: Value, dry: bool) -> Result<Value, Failure> {
         let target = write.target;
         let resource = target.resource;
         same_type(resource, &object)?;
-        let Some(old) = self.store.get(resource.plural, &target.namespace, &target.name).map(Arc::clone) else {
-            return Err(Failure::not_found(resource.plural, resource.group, &target.name));
-        };
         let name = meta(&object, "name");
         if name != target.name {
             let why = format!("the name of the object ({name}) does not match the name on the URL ({})", target.name);
             return Err(Failure::bad_request(why));
         }
+        let Some(old) = self.found(target) else {
+            return Err(Failure::not_found(resource.plural, resource.group, &target.name));
+        };
         preconditions(resource, &old, meta(&object, "uid"), meta(&object, "resourceVersion"))?;
         // A subresource changes only its part, and the main resource all but that.
         if resource.plural == "resourceclaims" {
@@ -153,12 +189,14 @@ impl Inner {
             }
         }
         object["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
-        let mut object = self.prepare(resource, object, Some(&old))?;
+        let mut object = self.prepare(write, object, Some(&old))?;
         if resource.plural == "resourceslices" {
             admit(write.who, &object)?;
-            admit(write.who, &old)?;
         }
-        if resource.group == "resource.k8s.io" && object.get("spec") != old.get("spec") {
+        if resource.plural == "resourceclaims" && target.subresource == "status" {
+            admit_claim_status(write.who, &object, &old, &self.rules)?;
+        }
+        if counts_generations(resource) && object.get("spec") != old.get("spec") {
             let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
             object["metadata"]["generation"] = json!(generation);
         }
@@ -166,66 +204,99 @@ impl Inner {
         if dry || object == *old {
             return Ok(object);
         }
-        let deleting = !meta(&object, "deletionTimestamp").is_empty() && !has_finalizers(&object);
-        let stored = self.store.put(resource.plural, object);
-        if deleting {
+        if !meta(&object, "deletionTimestamp").is_empty() && !has_finalizers(&object) {
             self.store.remove(resource.plural, &target.namespace, &target.name);
+            return Ok(object);
         }
-        Ok((*stored).clone())
+        Ok(self.keep(resource, object))
     }
 
     fn patch(&mut self, write: &Write<'_>) -> Result<(u16, Value), Failure> {
         let target = write.target;
         let resource = target.resource;
         let dry = write.dry()?;
-        let patch = write.json()?;
-        let old = self.store.get(resource.plural, &target.namespace, &target.name).map(Arc::clone);
-        match write.content_type.split(';').next().unwrap_or_default().trim() {
-            "application/apply-patch+yaml" => {
-                let manager = write.query.get("fieldManager");
-                if manager.is_empty() {
-                    return Err(Failure::bad_request(
-                        "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
-                    ));
-                }
-                if patch.get("apiVersion").is_none() || patch.get("kind").is_none() {
-                    return Err(Failure::bad_request("apiVersion and kind must be set in an apply patch"));
-                }
-                if patch["metadata"].get("managedFields").is_some_and(|m| !m.is_null()) {
-                    return Err(Failure::bad_request("metadata.managedFields must be nil"));
-                }
-                let Some(old) = old else {
-                    if !target.subresource.is_empty() {
-                        return Err(Failure::not_found(resource.plural, resource.group, &target.name));
-                    }
-                    let mut object = patch;
-                    object["metadata"]["name"] = json!(target.name);
-                    if !meta(&object, "uid").is_empty() {
-                        return Err(Failure::conflict(
-                            resource.plural,
-                            resource.group,
-                            &target.name,
-                            "uid mismatch: the object does not exist",
-                        ));
-                    }
-                    return Ok((201, self.create(write, object, dry)?));
-                };
-                preconditions(resource, &old, meta(&patch, "uid"), meta(&patch, "resourceVersion"))?;
-                let merged = patch::apply(&old, &patch, manager, write.query.is_true("force"), &target.subresource)
-                    .map_err(|causes| patch::conflict(resource, &target.name, &causes))?;
-                Ok((200, self.replace(write, merged, dry)?))
-            }
+        let old = self.found(target);
+        let not_found = || Failure::not_found(resource.plural, resource.group, &target.name);
+        match write.kind() {
+            "application/apply-patch+yaml" => self.apply(write, old, dry),
             "application/merge-patch+json" | "application/strategic-merge-patch+json" => {
-                let Some(old) = old else {
-                    return Err(Failure::not_found(resource.plural, resource.group, &target.name));
-                };
-                preconditions(resource, &old, meta(&patch, "uid"), meta(&patch, "resourceVersion"))?;
+                let old = old.ok_or_else(not_found)?;
+                let patch: Value = serde_json::from_slice(write.body)
+                    .map_err(|e| Failure::bad_request(format!("the patch is not understood: {e}")))?;
                 let mut merged = (*old).clone();
                 patch::merge(&mut merged, patch);
-                Ok((200, self.replace(write, merged, dry)?))
+                self.patched(write, &old, merged, dry)
+            }
+            "application/json-patch+json" => {
+                let old = old.ok_or_else(not_found)?;
+                let merged = patch::json_patch(&old, write.body)?;
+                self.patched(write, &old, merged, dry)
             }
             other => Err(Failure::new(415, format!("the body of the request was in an unknown format - {other}"))),
         }
+    }
+
+    /// Stores what a patch made of an object.
+    fn patched(&mut self, write: &Write<'_>, old: &Value, merged: Value, dry: bool) -> Result<(u16, Value), Failure> {
+        let resource = write.target.resource;
+        let one = |field: &str, message: String| {
+            let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
+            Failure::invalid(resource.kind, resource.group, &write.target.name, &[cause])
+        };
+        if !is_object(&merged) {
+            return Err(one("patch", "Invalid value: the patch makes no object".to_owned()));
+        }
+        if meta(&merged, "uid") != meta(old, "uid") {
+            let message = format!("Invalid value: \"{}\": field is immutable", meta(&merged, "uid"));
+            return Err(one("metadata.uid", message));
+        }
+        preconditions(resource, old, "", meta(&merged, "resourceVersion"))?;
+        Ok((200, self.replace(write, merged, dry)?))
+    }
+
+    fn apply(&mut self, write: &Write<'_>, old: Option<Arc<Value>>, dry: bool) -> Result<(u16, Value), Failure> {
+        let target = write.target;
+        let resource = target.resource;
+        let applied = write.json()?;
+        let manager = write.query.get("fieldManager");
+        if manager.is_empty() {
+            let message = "Required value: is required for apply patch".to_owned();
+            let cause = Cause { reason: "FieldValueRequired", field: "fieldManager".to_owned(), message };
+            return Err(Failure::invalid("PatchOptions", "meta.k8s.io", "", &[cause]));
+        }
+        if applied.get("apiVersion").is_none() || applied.get("kind").is_none() {
+            return Err(Failure::bad_request("apiVersion and kind must be set in an apply patch"));
+        }
+        if applied["metadata"].get("managedFields").is_some_and(|m| !m.is_null()) {
+            return Err(Failure::bad_request("metadata.managedFields must be nil"));
+        }
+        if let Some(field) = schema::unknown(&applied, &resource.shape, self.rules.release, "") {
+            let message = format!("failed to create typed patch object: {field}: field not declared in schema");
+            let mut failure = Failure::new(500, message);
+            failure.reason = "";
+            return Err(failure);
+        }
+        let name = meta(&applied, "name");
+        if !name.is_empty() && name != target.name {
+            let why = format!("the name of the object ({name}) does not match the name on the URL ({})", target.name);
+            return Err(Failure::bad_request(why));
+        }
+        let Some(old) = old else {
+            if !target.subresource.is_empty() {
+                return Err(Failure::not_found(resource.plural, resource.group, &target.name));
+            }
+            let mut object = applied;
+            object["metadata"]["name"] = json!(target.name);
+            if !meta(&object, "uid").is_empty() {
+                let why = "uid mismatch: the object does not exist";
+                return Err(Failure::conflict(resource.plural, resource.group, &target.name, why));
+            }
+            return Ok((201, self.create(write, object, dry)?));
+        };
+        preconditions(resource, &old, meta(&applied, "uid"), meta(&applied, "resourceVersion"))?;
+        let merged = patch::apply(&old, &applied, manager, write.query.is_true("force"), &target.subresource)
+            .map_err(|causes| patch::conflict(resource, &target.name, &causes))?;
+        Ok((200, self.replace(write, merged, dry)?))
     }
 
     fn delete(&mut self, write: &Write<'_>) -> Result<Value, Failure> {
@@ -235,7 +306,7 @@ impl Inner {
             [] => Value::Null,
             body => serde_json::from_slice(body).map_err(|e| Failure::bad_request(format!("DeleteOptions: {e}")))?,
         };
-        let Some(old) = self.store.get(resource.plural, &target.namespace, &target.name).map(Arc::clone) else {
+        let Some(old) = self.found(target) else {
             return Err(Failure::not_found(resource.plural, resource.group, &target.name));
         };
         let wanted = |name: &str| options["preconditions"].get(name).and_then(Value::as_str).unwrap_or_default();
@@ -243,10 +314,12 @@ impl Inner {
         if resource.plural == "resourceslices" {
             admit(write.who, &old)?;
         }
-        if !write.dry()? {
-            self.remove(resource, &old);
+        if write.dry()? {
+            return Ok((*old).clone());
         }
-        Ok((*old).clone())
+        self.remove(resource, &old);
+        let marked = self.store.get(resource.plural, &target.namespace, &target.name);
+        Ok(marked.map_or_else(|| (*old).clone(), |marked| (**marked).clone()))
     }
 
     /// Removes an object, or marks it when it has finalizers.
@@ -285,58 +358,101 @@ impl Inner {
     }
 
     /// Decodes, drops gated fields and validates.
-    fn prepare(&self, resource: &'static Resource, object: Value, old: Option<&Value>) -> Result<Value, Failure> {
+    fn prepare(&self, write: &Write<'_>, object: Value, old: Option<&Value>) -> Result<Value, Failure> {
+        let resource = write.target.resource;
+        let release = self.rules.release;
         let mut object = object;
-        let stated = object["metadata"].as_object_mut().map(|m| {
-            m.retain(|_, v| !v.is_null());
-            m.get("name").and_then(Value::as_str).unwrap_or_default().to_owned()
-        });
-        let name = stated.unwrap_or_default();
+        let strict = write.query.get("fieldValidation") == "Strict";
+        if let Some(field) = schema::unknown(&object, &resource.shape, release, "").filter(|_| strict) {
+            return Err(Failure::bad_request(format!("strict decoding error: unknown field \"{field}\"")));
+        }
+        if object["metadata"].is_null() {
+            object["metadata"] = json!({});
+        }
         default(resource, &mut object);
-        let decoded = schema::decode(object, &resource.shape, self.rules.release, "").map_err(|e| {
+        let decoded = schema::decode(object, &resource.shape, release, "").map_err(|e| {
             Failure::bad_request(format!(
                 "{} in version \"v1\" cannot be handled as a {}: {e}",
                 resource.kind, resource.kind
             ))
         })?;
         let mut object = decoded.unwrap_or_else(|| json!({}));
+        if resource.plural == "events" {
+            events::times(&object).map_err(Failure::bad_request)?;
+        }
         object["apiVersion"] = json!(resource.api_version());
         object["kind"] = json!(resource.kind);
         if self.memory_policy && matches!(resource.plural, "resourceclaims" | "resourceclaimtemplates") {
             policy::bare_memory_to_mebi(&mut object, old);
         }
-        let causes = match resource.plural {
+        let status = write.target.subresource == "status";
+        let mut causes = match resource.plural {
             "resourceslices" => {
                 self.rules.drop_from_slice(&mut object, old);
                 validate::slice(&object, old, &self.rules)
             }
             "resourceclaims" => {
                 self.rules.drop_from_claim(&mut object, old);
-                let mut causes = validate_claim::claim(&object, old);
-                causes.extend(validate_claim::status(&object));
-                causes
+                if status {
+                    validate_claim::drop_deallocated(&mut object, old);
+                    validate_claim::status(&object, old, &self.rules)
+                } else {
+                    let mut causes = validate_claim::claim(&object, old, &self.rules);
+                    self.admin_access(write, &object, "spec", &mut causes);
+                    causes
+                }
             }
             "resourceclaimtemplates" => {
                 self.rules.drop_from_claim(&mut object, old);
-                validate_claim::template(&object, old)
+                let mut causes = validate_claim::template(&object, old, &self.rules);
+                self.admin_access(write, &object, "spec.spec", &mut causes);
+                causes
             }
-            "deviceclasses" => validate_claim::class(&object),
-            _ => Vec::new(),
+            "deviceclasses" => {
+                self.rules.drop_from_class(&mut object, old);
+                validate_claim::class(&object, &self.rules)
+            }
+            "events" => events::check(resource, &object),
+            _ => Causes::default(),
         };
-        let mut all = Vec::new();
-        if let Err(why) = super::names::subdomain(&name, 253) {
-            let message = format!("Invalid value: \"{name}\": {why}");
-            all.push(super::status::Cause { reason: "FieldValueInvalid", field: "metadata.name".to_owned(), message });
+        if causes.divided_by_zero {
+            return Err(Failure::hang_up());
         }
-        all.extend(causes);
-        if !all.is_empty() {
-            return Err(Failure::invalid(resource.kind, resource.group, &name, &all));
+        metadata::check(&mut causes, resource, &object, &self.rules);
+        if !causes.all.is_empty() {
+            return Err(Failure::invalid(resource.kind, resource.group, meta(&object, "name"), &causes.all));
         }
-        if object.to_string().len() > LARGEST {
+        if object.to_string().len() > LARGEST && write.query.get("dryRun").is_empty() {
             return Err(Failure::new(413, "etcdserver: request is too large"));
         }
         Ok(object)
     }
+
+    /// An administrator's access needs a namespace with a label; namespaces that nobody made have it.
+    fn admin_access(&self, write: &Write<'_>, claim: &Value, path: &str, causes: &mut Causes) {
+        let Some(namespace) = self.store.get("namespaces", "", &write.target.namespace) else { return };
+        let labelled =
+            namespace.pointer("/metadata/labels/resource.kubernetes.io~1admin-access") == Some(&json!("true"));
+        let requests = claim.pointer(&format!("/{}/devices/requests", path.replace('.', "/")));
+        for (index, request) in requests.and_then(Value::as_array).into_iter().flatten().enumerate() {
+            if !labelled && request.pointer("/exactly/adminAccess") == Some(&json!(true)) {
+                let field = format!("{path}.devices.requests[{index}].adminAccess");
+                let why = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace";
+                causes.forbidden(&field, why);
+            }
+        }
+    }
+}
+
+/// Whether a value has the outline of an object.
+fn is_object(value: &Value) -> bool {
+    let part = |name: &str| value.get(name).is_none_or(|p| p.is_object() || p.is_null());
+    value.is_object() && ["metadata", "spec", "status"].into_iter().all(part)
+}
+
+/// Claims and their templates, whose specs never change, count none.
+fn counts_generations(resource: &Resource) -> bool {
+    matches!(resource.plural, "resourceslices" | "deviceclasses")
 }
 
 /// Fills in what the server fills in.
@@ -373,11 +489,17 @@ fn default(resource: &Resource, object: &mut Value) {
                 *place = Value::Array(requests);
             }
         }
+        "events" => events::default(resource, object),
         _ => {}
     }
 }
 
 fn default_request(request: &mut Value) {
+    for toleration in request.get_mut("tolerations").and_then(Value::as_array_mut).into_iter().flatten() {
+        if toleration.is_object() && toleration.get("operator").and_then(Value::as_str).unwrap_or_default().is_empty() {
+            toleration["operator"] = json!("Equal");
+        }
+    }
     let Some(request) = request.as_object_mut() else { return };
     if request.get("allocationMode").and_then(Value::as_str).unwrap_or_default().is_empty() {
         request.insert("allocationMode".to_owned(), json!("ExactCount"));
@@ -454,21 +576,29 @@ fn has_finalizers(object: &Value) -> bool {
     object["metadata"].get("finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty())
 }
 
-/// Notes in `managedFields` which manager wrote last; one entry is enough here.
+/// Notes in `managedFields` which manager wrote the spec last, and what each has applied to the status.
 fn own(object: &mut Value, write: &Write<'_>, old: Option<&Value>) {
     let apply = write.content_type.starts_with("application/apply-patch");
     let manager = match write.query.get("fieldManager") {
         "" => "unknown",
         manager => manager,
     };
-    let unchanged = old.is_some_and(|old| {
-        old.get("spec") == object.get("spec") && old.get("status") == object.get("status") && !apply
-    });
-    let entry = match old.and_then(|o| o["metadata"].get("managedFields")) {
-        Some(kept) if unchanged => kept.clone(),
-        _ => json!([{"manager": manager, "operation": if apply { "Apply" } else { "Update" }}]),
-    };
-    object["metadata"]["managedFields"] = entry;
+    let before = old.and_then(|o| o["metadata"]["managedFields"].as_array().cloned()).unwrap_or_default();
+    let (of_status, mut entries): (Vec<Value>, Vec<Value>) =
+        before.into_iter().partition(|entry| entry["subresource"] == "status");
+    if write.target.subresource.is_empty() {
+        let same = old.is_some_and(|old| old.get("spec") == object.get("spec") && !apply);
+        if entries.is_empty() || !same {
+            entries = vec![json!({"manager": manager, "operation": if apply { "Apply" } else { "Update" }})];
+        }
+        entries.extend(of_status);
+    } else {
+        entries.extend(of_status.into_iter().filter(|entry| !apply || entry["manager"] != manager));
+        if apply && let Ok(applied) = write.json() {
+            entries.push(patch::status_entry(&applied, manager));
+        }
+    }
+    object["metadata"]["managedFields"] = Value::Array(entries);
 }
 
 /// The body of a list answer.

@@ -40,10 +40,10 @@ pub(crate) fn apply(
     if owner != manager && !force {
         let mut conflicts = Vec::new();
         for part in parts {
-            for (name, value) in applied.get(*part).and_then(Value::as_object).into_iter().flatten() {
-                if old[*part].get(name).is_some_and(|o| o != value) && *part == "spec" {
-                    conflicts.push((format!(".{part}.{name}"), owner.to_owned()));
-                }
+            if let Some(value) = applied.get(*part).filter(|_| *part == "spec") {
+                differing(&old[*part], value, &format!(".{part}"), &mut |field| {
+                    conflicts.push((field.to_owned(), owner.to_owned()));
+                });
             }
         }
         if !conflicts.is_empty() {
@@ -60,7 +60,7 @@ pub(crate) fn apply(
             let mut status = merged.get("status").cloned().unwrap_or_else(|| json!({}));
             for (name, value) in value.as_object().cloned().into_iter().flatten() {
                 if name == "devices" {
-                    let kept = merge_devices(status.get("devices"), &value);
+                    let kept = merge_devices(status.get("devices"), &value, &applied_devices(old, manager));
                     status["devices"] = kept;
                 } else {
                     status[name] = value;
@@ -74,11 +74,88 @@ pub(crate) fn apply(
     Ok(merged)
 }
 
-fn merge_devices(old: Option<&Value>, applied: &Value) -> Value {
-    let key = |v: &Value| ["driver", "pool", "device", "shareID"].map(|n| v.get(n).cloned().unwrap_or_default());
+/// Finds the fields that are set to something else; lists are one field each.
+fn differing(old: &Value, new: &Value, path: &str, found: &mut impl FnMut(&str)) {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            for (name, value) in new {
+                if let Some(before) = old.get(name) {
+                    differing(before, value, &format!("{path}.{name}"), found);
+                }
+            }
+        }
+        (old, new) if old == new => {}
+        _ => found(path),
+    }
+}
+
+/// JSON Patch (RFC 6902), as far as `add`, `remove`, `replace` and `test`.
+///
+/// # Errors
+/// 400 for what is no patch, 422 for one that does not fit the object.
+pub(crate) fn json_patch(object: &Value, body: &[u8]) -> Result<Value, Failure> {
+    let patch: Value =
+        serde_json::from_slice(body).map_err(|e| Failure::bad_request(format!("error decoding patch: {e}")))?;
+    let steps = patch.as_array().ok_or_else(|| Failure::bad_request("error decoding patch: no list"))?;
+    let mut object = object.clone();
+    for step in steps {
+        let text = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
+        let misfit = || Failure::new(422, format!("the server rejected our request: {step} does not fit"));
+        let (above, key) = text("path").rsplit_once('/').ok_or_else(misfit)?;
+        let key = key.replace("~1", "/").replace("~0", "~");
+        let value = step.get("value").cloned().unwrap_or_default();
+        if text("op") == "test" {
+            if object.pointer(text("path")) == Some(&value) {
+                continue;
+            }
+            return Err(misfit());
+        }
+        match (object.pointer_mut(above).ok_or_else(misfit)?, text("op")) {
+            (Value::Object(map), "add") => drop(map.insert(key, value)),
+            (Value::Object(map), "replace") if map.contains_key(&key) => drop(map.insert(key, value)),
+            (Value::Object(map), "remove") => drop(map.remove(&key).ok_or_else(misfit)?),
+            (Value::Array(items), "add") if key == "-" => items.push(value),
+            (Value::Array(items), op) => {
+                let index: usize = key.parse().ok().filter(|index| *index < items.len()).ok_or_else(misfit)?;
+                match op {
+                    "add" => items.insert(index, value),
+                    "replace" => items[index] = value,
+                    _ => drop(items.remove(index)),
+                }
+            }
+            _ => return Err(misfit()),
+        }
+    }
+    Ok(object)
+}
+
+/// What identifies a device's status.
+fn device_key(device: &Value) -> Value {
+    ["driver", "pool", "device", "shareID"].map(|n| device.get(n).cloned().unwrap_or_default()).to_vec().into()
+}
+
+/// The devices that a manager has applied to a claim's status before.
+fn applied_devices(object: &Value, manager: &str) -> Vec<Value> {
+    let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let mine = entries.into_iter().flatten().find(|e| e["manager"] == manager && e["subresource"] == "status");
+    mine.and_then(|e| e["devices"].as_array().cloned()).unwrap_or_default()
+}
+
+/// What `managedFields` says after a manager has applied a claim's status.
+pub(crate) fn status_entry(applied: &Value, manager: &str) -> Value {
+    let devices = applied.pointer("/status/devices").and_then(Value::as_array);
+    let keys: Vec<Value> = devices.into_iter().flatten().map(device_key).collect();
+    json!({"manager": manager, "operation": "Apply", "subresource": "status", "devices": keys})
+}
+
+/// Entries are merged by their key; those that a manager applied before and now does not are taken away.
+fn merge_devices(old: Option<&Value>, applied: &Value, before: &[Value]) -> Value {
     let applied = applied.as_array().cloned().unwrap_or_default();
     let mut all: Vec<Value> = old.and_then(Value::as_array).cloned().unwrap_or_default();
-    all.retain(|o| !applied.iter().any(|a| key(a) == key(o)));
+    all.retain(|o| {
+        let key = device_key(o);
+        !before.contains(&key) && !applied.iter().any(|a| device_key(a) == key)
+    });
     all.extend(applied);
     Value::Array(all)
 }

@@ -51,6 +51,15 @@ impl Quantity {
         Ok(Self { nano: if negative { -magnitude } else { magnitude }, notation })
     }
 
+    /// The text that the API server returns for a text: some are kept as they came although they are not canonical.
+    ///
+    /// # Errors
+    /// A text that is no quantity; the message is the server's.
+    pub fn printed(text: &str) -> Result<String, String> {
+        let read = Self::parse(text)?;
+        Ok(if is_kept(text) { text.to_owned() } else { read.canonical() })
+    }
+
     /// The value in units of 10^-9.
     #[must_use]
     pub fn nano(&self) -> i128 {
@@ -70,6 +79,28 @@ impl Quantity {
             Notation::Binary | Notation::Decimal => print_decimal(self.nano, false),
         }
     }
+}
+
+/// Whether a real server thinks that a text is canonical already, by a quick look.
+fn is_kept(text: &str) -> bool {
+    let bare = text.trim_start_matches(['+', '-']);
+    let end = bare.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(bare.len());
+    let (number, suffix) = bare.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let whole = match whole.trim_start_matches('0') {
+        "" => "0",
+        whole => whole,
+    };
+    let Some((factor, tens, notation)) = scale_of(suffix) else { return false };
+    let digits = format!("{whole}{fraction}");
+    let (Ok(value), Ok(length)) = (digits.parse::<i64>(), i32::try_from(digits.len())) else { return false };
+    if notation == Notation::Binary {
+        // What 15 decimal digits hold.
+        let room = 14 - length - i32::try_from(factor.ilog2() * 3 / 10).unwrap_or(i32::MAX);
+        return fraction.is_empty() && room >= 0 && value % 8 != 0;
+    }
+    let scale = tens - i32::try_from(fraction.len()).unwrap_or(i32::MAX);
+    length <= 18 && scale >= -9 && scale % 3 == 0 && !digits.ends_with("000") && !digits.starts_with('0')
 }
 
 /// digits * factor * 10^power, rounded up, capped where it no longer fits.
@@ -209,6 +240,23 @@ mod tests {
             let read = Quantity::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
             assert_eq!(read.canonical(), expected, "{text}");
             assert_eq!(Quantity::parse(&read.canonical()).unwrap().nano(), read.nano(), "{text} keeps its value");
+        }
+    }
+
+    #[test]
+    fn some_texts_come_back_as_they_came() {
+        for (text, expected) in [
+            ("+5", "+5"),
+            ("5.", "5."),
+            ("00012Gi", "00012Gi"),
+            ("20E", "20E"),
+            ("00016Gi", "16Gi"),
+            ("10000", "10k"),
+            (".5", "500m"),
+            ("1.0000000001", "1000000001n"),
+            ("32768Mi", "32Gi"),
+        ] {
+            assert_eq!(Quantity::printed(text).as_deref(), Ok(expected), "{text}");
         }
     }
 

@@ -70,6 +70,14 @@ impl Target {
         }
     }
 
+    /// Whether a path names something that knows other methods than the one that was asked.
+    pub(crate) fn refuses_method(path: &str, query: &Query) -> bool {
+        ["GET", "POST", "PUT", "PATCH", "DELETE"].into_iter().any(|method| {
+            let method = Method::from_bytes(method.as_bytes()).unwrap_or_default();
+            Self::parse(&method, path, query).is_some()
+        })
+    }
+
     /// Reads a path like `/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims/train/status`; `None` if it names no served resource.
     pub(crate) fn parse(method: &Method, path: &str, query: &Query) -> Option<Self> {
         let parts: Vec<String> = path.split('/').filter(|p| !p.is_empty()).map(decode).collect();
@@ -114,6 +122,11 @@ impl Target {
             subresource: subresource.to_owned(),
         })
     }
+}
+
+/// Whether a path is below a group that is served.
+pub(crate) fn is_served(path: &str) -> bool {
+    ["/api/v1/", "/apis/resource.k8s.io/", "/apis/events.k8s.io/"].iter().any(|group| path.starts_with(group))
 }
 
 /// The answer to a path that is no resource, if there is one: discovery, version, health. Text answers are strings.

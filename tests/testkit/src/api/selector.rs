@@ -11,8 +11,8 @@ use super::{
 #[derive(Debug, Clone)]
 struct Term {
     key: String,
-    /// `None`: the key must exist (labels only).
-    value: Option<String>,
+    /// Empty: the key must exist (labels only).
+    values: Vec<String>,
     equal: bool,
 }
 
@@ -49,7 +49,7 @@ impl Selector {
 
     /// The value that a field must have, if the selector says so.
     pub(crate) fn required(&self, key: &str) -> Option<&str> {
-        self.fields.iter().find(|t| t.equal && t.key == key).and_then(|t| t.value.as_deref())
+        self.fields.iter().find(|t| t.equal && t.key == key).and_then(|t| t.values.first()).map(String::as_str)
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
@@ -62,33 +62,52 @@ impl Selector {
             }
         };
         let label = |key: &str| object["metadata"]["labels"].get(key).and_then(Value::as_str).map(ToOwned::to_owned);
-        self.fields.iter().all(|t| (Some(field(&t.key)) == t.value) == t.equal)
-            && self.labels.iter().all(|t| match &t.value {
-                None => label(&t.key).is_some() == t.equal,
-                Some(value) => (label(&t.key).as_ref() == Some(value)) == t.equal,
+        self.fields.iter().all(|t| t.values.contains(&field(&t.key)) == t.equal)
+            && self.labels.iter().all(|t| {
+                let label = label(&t.key);
+                let found =
+                    if t.values.is_empty() { label.is_some() } else { label.is_some_and(|l| t.values.contains(&l)) };
+                found == t.equal
             })
     }
 }
 
-fn terms(text: &str, bare: bool) -> Result<Vec<Term>, Failure> {
-    text.split(',')
-        .filter(|p| !p.trim().is_empty())
-        .map(|part| {
-            let part = part.trim();
-            let split = part
-                .split_once("!=")
-                .map(|(k, v)| (k, v, false))
-                .or_else(|| part.split_once("==").or_else(|| part.split_once('=')).map(|(k, v)| (k, v, true)));
-            match split {
-                Some((key, value, equal)) => {
-                    Ok(Term { key: key.trim().to_owned(), value: Some(value.trim().to_owned()), equal })
-                }
-                None if bare => Ok(match part.strip_prefix('!') {
-                    Some(key) => Term { key: key.to_owned(), value: None, equal: false },
-                    None => Term { key: part.to_owned(), value: None, equal: true },
-                }),
-                None => Err(Failure::bad_request(format!("invalid selector: '{part}'; can't understand it"))),
-            }
-        })
-        .collect()
+fn terms(text: &str, labels: bool) -> Result<Vec<Term>, Failure> {
+    parts(text).into_iter().map(|part| term(part, labels)).collect()
+}
+
+/// Splits at commas that stand in no brackets.
+fn parts(text: &str) -> Vec<&str> {
+    let mut depth = 0_u32;
+    let split = text.split(move |c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    });
+    split.map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+fn term(part: &str, labels: bool) -> Result<Term, Failure> {
+    let split = part
+        .split_once("!=")
+        .map(|(k, v)| (k, v, false))
+        .or_else(|| part.split_once("==").or_else(|| part.split_once('=')).map(|(k, v)| (k, v, true)));
+    if let Some((key, value, equal)) = split {
+        return Ok(Term { key: key.trim().to_owned(), values: vec![value.trim().to_owned()], equal });
+    }
+    let words: Vec<&str> = part.splitn(3, ' ').collect();
+    match words.as_slice() {
+        [key] if labels => {
+            let (key, equal) = key.strip_prefix('!').map_or((*key, true), |key| (key, false));
+            Ok(Term { key: key.to_owned(), values: Vec::new(), equal })
+        }
+        [key, word @ ("in" | "notin"), set] if labels && set.starts_with('(') && set.ends_with(')') => {
+            let values = set[1..set.len() - 1].split(',').map(|value| value.trim().to_owned()).collect();
+            Ok(Term { key: (*key).to_owned(), values, equal: *word == "in" })
+        }
+        _ => Err(Failure::bad_request(format!("invalid selector: '{part}'; can't understand it"))),
+    }
 }

@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     Shared,
     auth::Who,
+    events,
     faults::Action,
     ops::{self, Write},
     record,
@@ -31,6 +32,8 @@ use super::{
 };
 
 const LARGEST_BODY: usize = 3 * 1024 * 1024;
+/// What is read, so that a client whose body is too large hears why.
+const READ_MOST: usize = 64 * 1024 * 1024;
 
 /// Orders for the listener.
 #[derive(Debug)]
@@ -136,6 +139,7 @@ struct Asked {
     query: Query,
     target: Option<Target>,
     content_type: String,
+    accept: String,
     bearer: Option<String>,
     /// Its place among all requests since the start.
     index: usize,
@@ -148,8 +152,8 @@ async fn answer(
 ) -> io::Result<Response<Body>> {
     let mut silent = shared.silent.subscribe();
     let (parts, body) = request.into_parts();
-    let body = axum::body::to_bytes(Body::new(body), LARGEST_BODY).await;
-    let size = body.as_ref().map_or(LARGEST_BODY, axum::body::Bytes::len);
+    let body = axum::body::to_bytes(Body::new(body), READ_MOST).await;
+    let size = body.as_ref().map_or(READ_MOST, axum::body::Bytes::len);
     let (asked, who) = receive(&shared, &parts, size, certificate.as_deref());
     let _ = silent.wait_for(|s| !s).await;
 
@@ -180,11 +184,13 @@ async fn answer(
     let outcome = match (ordered, body, who) {
         (Some(failure), _, _) | (None, _, Err(failure)) => Err(failure),
         (None, Err(_), _) => Err(Failure::new(413, "request is too large")),
+        (None, Ok(body), _) if body.len() > LARGEST_BODY => Err(Failure::new(413, "request is too large")),
         (None, Ok(body), Ok(who)) => serve(&shared, &asked, parts.uri.path(), who.as_ref(), &body),
     };
     let response = match outcome {
         Ok(response) => response,
-        Err(failure) => failed(&failure),
+        Err(failure) if failure.code == 0 => return Err(io::Error::other(failure.message)),
+        Err(failure) => failed(&failure, Form::of(&asked.accept).unwrap_or_default()),
     };
     let status = response.status().as_u16();
     shared.update(|inner| {
@@ -218,7 +224,14 @@ fn receive(
     let target = Target::parse(&parts.method, parts.uri.path(), &query);
     let text = |name| head(&parts.headers, name);
     let bearer = text(header::AUTHORIZATION).strip_prefix("Bearer ").map(ToOwned::to_owned);
-    let mut asked = Asked { query, target, content_type: text(header::CONTENT_TYPE), bearer, index: 0 };
+    let mut asked = Asked {
+        query,
+        target,
+        content_type: text(header::CONTENT_TYPE),
+        accept: text(header::ACCEPT),
+        bearer,
+        index: 0,
+    };
     let (verb, resource) = asked.names(parts);
     let target = asked.target.as_ref();
     let mut request = record::Request {
@@ -265,15 +278,27 @@ fn serve(
         let found = shared.update(|inner| routes::discovery(path, &inner.rules));
         return match found {
             Some(Value::String(text)) => Ok(reply(200, "text/plain", Body::from(text))),
-            Some(document) => Ok(json(200, &document)),
-            None => Err(Failure::new(404, "the server could not find the requested resource")),
+            Some(document) => Ok(json(200, &document, Form::default())),
+            None if Target::refuses_method(path, &asked.query) => {
+                Err(Failure::new(405, "the server does not allow this method on the requested resource"))
+            }
+            None => {
+                let mut failure = Failure::new(404, "the server could not find the requested resource");
+                if !routes::is_served(path) {
+                    failure.reason = "";
+                }
+                Err(failure)
+            }
         };
     };
     let query = &asked.query;
+    let form = Form::of(&asked.accept).ok_or_else(|| {
+        Failure::new(406, "only the following media types are accepted: application/json, application/yaml")
+    })?;
     let selector = shared.update(|inner| {
         let (fields, labels) = (query.get("fieldSelector"), query.get("labelSelector"));
         let selector = Selector::parse(target.resource, &inner.rules, fields, labels)?;
-        inner.auth.authorize(who, target, &selector, &inner.store)?;
+        inner.auth.authorize(who, target, &selector, &inner.store, &inner.rules)?;
         Ok(selector)
     })?;
     let (group, plural) = (target.resource.group, target.resource.plural);
@@ -283,31 +308,131 @@ fn serve(
             Ok(reply(200, "application/json", body))
         }
         "list" => {
+            let page = Page::read(query)?;
             let list = shared.update(|inner| {
                 let namespace = (!target.namespace.is_empty()).then_some(target.namespace.as_str());
                 let objects = inner.store.list(plural, namespace).filter(|o| selector.matches(o));
-                let items: Vec<Value> = objects.map(|o| (**o).clone()).collect();
-                ops::list_body(target.resource, inner.store.version(), &items)
+                let core = group != "events.k8s.io";
+                let items: Vec<Value> =
+                    objects.map(|o| if core { (**o).clone() } else { events::converted(o, false) }).collect();
+                page.body(target, inner.store.version(), items)
             });
-            Ok(json(200, &list))
+            Ok(json(200, &list, form))
         }
         "get" => {
-            let found = shared.lock().store.get(plural, &target.namespace, &target.name).map(Arc::clone);
-            found.map(|o| json(200, &o)).ok_or_else(|| Failure::not_found(plural, group, &target.name))
+            match query.get("resourceVersion") {
+                "" => {}
+                text => drop(watch::version(text)?),
+            }
+            let found = shared.lock().found(target);
+            found.map(|o| json(200, &o, form)).ok_or_else(|| Failure::not_found(plural, group, &target.name))
         }
         _ => {
             let write = Write { target, who, query, content_type: &asked.content_type, body };
-            shared.update(|inner| inner.write(&write)).map(|(code, body)| json(code, &body))
+            shared.update(|inner| inner.write(&write)).map(|(code, body)| json(code, &body, form))
         }
     }
 }
 
-fn json(code: u16, body: &Value) -> Response<Body> {
-    reply(code, "application/json", Body::from(body.to_string()))
+/// A part of a list.
+struct Page {
+    limit: usize,
+    skipped: usize,
 }
 
-fn failed(failure: &Failure) -> Response<Body> {
-    let mut response = json(failure.code, &failure.body());
+impl Page {
+    fn read(query: &Query) -> Result<Self, Failure> {
+        watch::version_match(query)?;
+        let bad = |name: &str| Failure::bad_request(format!("{name} is not understood: {:?}", query.get(name)));
+        let number = |name: &str| match query.get(name) {
+            "" => Ok(0),
+            text => text.parse().map_err(|_| bad(name)),
+        };
+        if number("resourceVersion").is_err() {
+            return Err(bad("resourceVersion"));
+        }
+        Ok(Self { limit: number("limit")?, skipped: number("continue")? })
+    }
+
+    fn body(&self, target: &Target, version: u64, items: Vec<Value>) -> Value {
+        let all = items.len();
+        let limit = if self.limit == 0 { all } else { self.limit };
+        let items: Vec<Value> = items.into_iter().skip(self.skipped).take(limit).collect();
+        let mut list = ops::list_body(target.resource, version, &items);
+        let end = self.skipped + items.len();
+        if end < all {
+            list["metadata"]["continue"] = Value::from(end.to_string());
+        }
+        list
+    }
+}
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Form {
+    #[default]
+    Json,
+    Yaml,
+    /// As `kubectl get` asks for it.
+    Table,
+    /// Metadata alone.
+    Partial,
+}
+
+impl Form {
+    /// The first that is wanted and known; `None` if none is.
+    fn of(accept: &str) -> Option<Self> {
+        if accept.is_empty() {
+            return Some(Self::Json);
+        }
+        accept.split(',').find_map(|wanted| {
+            let mut parts = wanted.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let as_what = parts.find_map(|part| part.strip_prefix("as="));
+            match (kind, as_what) {
+                ("application/json", Some("Table")) => Some(Self::Table),
+                ("application/json", Some("PartialObjectMetadata" | "PartialObjectMetadataList")) => {
+                    Some(Self::Partial)
+                }
+                ("application/json" | "application/*" | "*/*", None) => Some(Self::Json),
+                ("application/yaml", None) => Some(Self::Yaml),
+                _ => None,
+            }
+        })
+    }
+
+    fn shown(self, body: &Value) -> Value {
+        let meta = "meta.k8s.io/v1";
+        match (self, body["items"].as_array()) {
+            (Self::Table, _) => serde_json::json!({"kind": "Table", "apiVersion": meta}),
+            (Self::Partial, None) => {
+                serde_json::json!({"kind": "PartialObjectMetadata", "apiVersion": meta, "metadata": body["metadata"]})
+            }
+            (Self::Partial, Some(items)) => {
+                let items: Option<Vec<Value>> =
+                    (!items.is_empty()).then(|| items.iter().map(|item| self.shown(item)).collect());
+                let kind = "PartialObjectMetadataList";
+                serde_json::json!({"kind": kind, "apiVersion": meta, "metadata": body["metadata"], "items": items})
+            }
+            (Self::Json | Self::Yaml, _) => body.clone(),
+        }
+    }
+}
+
+fn json(code: u16, body: &Value, form: Form) -> Response<Body> {
+    match form {
+        Form::Json => reply(code, "application/json", Body::from(body.to_string())),
+        Form::Yaml => {
+            let text = serde_saphyr::to_string(body).unwrap_or_default();
+            reply(code, "application/yaml", Body::from(text))
+        }
+        Form::Table | Form::Partial => reply(code, "application/json", Body::from(form.shown(body).to_string())),
+    }
+}
+
+fn failed(failure: &Failure, form: Form) -> Response<Body> {
+    let form = if form == Form::Yaml { form } else { Form::Json };
+    let mut response = json(failure.code, &failure.body(), form);
     if let Some(seconds) = failure.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from(seconds));
     }

@@ -10,6 +10,18 @@ pub(crate) struct Cause {
     pub(crate) message: String,
 }
 
+impl Cause {
+    fn body(&self) -> Value {
+        let mut body = json!({"message": self.message});
+        for (name, text) in [("reason", self.reason), ("field", &self.field)] {
+            if !text.is_empty() {
+                body[name] = json!(text);
+            }
+        }
+        body
+    }
+}
+
 /// An error answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
@@ -24,6 +36,11 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn new(code: u16, message: impl Into<String>) -> Self {
         Self { code, reason: reason_of(code), message: message.into(), details: None, retry_after: None }
+    }
+
+    /// What a server whose handler panics does: it hangs up.
+    pub(crate) fn hang_up() -> Self {
+        Self::new(0, "the server hangs up")
     }
 
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
@@ -41,6 +58,14 @@ impl Failure {
             ),
         );
         failure.details = Some(json!({"name": name, "group": group, "kind": what}));
+        failure
+    }
+
+    /// A policy's refusal.
+    pub(crate) fn denied(kind: &str, name: &str, policy: &str, why: &str) -> Self {
+        let message = format!("ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {why}");
+        let mut failure = Self::new(422, format!("{kind} \"{name}\" is forbidden: {message}"));
+        failure.details = Some(json!({"name": name, "causes": [{"message": message}]}));
         failure
     }
 
@@ -70,8 +95,7 @@ impl Failure {
         let texts: Vec<String> = causes.iter().map(|c| format!("{}: {}", c.field, c.message)).collect();
         let text = if texts.len() == 1 { texts[0].clone() } else { format!("[{}]", texts.join(", ")) };
         let mut failure = Self::new(422, format!("{kind}.{group} \"{name}\" is invalid: {text}"));
-        let causes: Vec<Value> =
-            causes.iter().map(|c| json!({"reason": c.reason, "message": c.message, "field": c.field})).collect();
+        let causes: Vec<Value> = causes.iter().map(Cause::body).collect();
         failure.details = Some(json!({"name": name, "group": group, "kind": kind, "causes": causes}));
         failure
     }
@@ -85,8 +109,11 @@ impl Failure {
     pub(crate) fn body(&self) -> Value {
         let mut body = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code,
+            "message": self.message, "code": self.code,
         });
+        if !self.reason.is_empty() {
+            body["reason"] = json!(self.reason);
+        }
         let mut details = self.details.clone();
         if let Some(seconds) = self.retry_after {
             details.get_or_insert_with(|| json!({}))["retryAfterSeconds"] = json!(seconds);
@@ -104,6 +131,7 @@ fn reason_of(code: u16) -> &'static str {
         401 => "Unauthorized",
         403 => "Forbidden",
         404 => "NotFound",
+        406 => "NotAcceptable",
         405 => "MethodNotAllowed",
         409 => "Conflict",
         410 => "Expired",

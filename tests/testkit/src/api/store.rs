@@ -102,6 +102,7 @@ const KEPT_CHANGES: usize = 20_000;
 pub(crate) struct Store {
     version: u64,
     oldest: u64,
+    /// By resource, namespace and name; a namespace ends with a slash, as it does in etcd, which decides the order.
     objects: BTreeMap<(&'static str, String, String), Arc<Value>>,
     log: VecDeque<Change>,
     uids: u64,
@@ -109,7 +110,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new() -> Self {
-        Self { version: 100, oldest: 0, ..Self::default() }
+        Self { version: 100, oldest: 100, ..Self::default() }
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -129,7 +130,7 @@ impl Store {
     }
 
     pub(crate) fn get(&self, plural: &'static str, namespace: &str, name: &str) -> Option<&Arc<Value>> {
-        self.objects.get(&(plural, namespace.to_owned(), name.to_owned()))
+        self.objects.get(&(plural, format!("{namespace}/"), name.to_owned()))
     }
 
     /// All objects of a resource, by name; of one namespace if given.
@@ -142,7 +143,7 @@ impl Store {
         self.objects
             .range(from..)
             .take_while(move |((p, _, _), _)| *p == plural)
-            .filter(move |((_, ns, _), _)| namespace.is_none_or(|n| n == ns))
+            .filter(move |((_, ns, _), _)| namespace.is_none_or(|n| ns.strip_suffix('/') == Some(n)))
             .map(|(_, object)| object)
     }
 
@@ -150,7 +151,7 @@ impl Store {
     pub(crate) fn put(&mut self, plural: &'static str, mut object: Value) -> Arc<Value> {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let key = (plural, meta(&object, "namespace").to_owned(), meta(&object, "name").to_owned());
+        let key = (plural, format!("{}/", meta(&object, "namespace")), meta(&object, "name").to_owned());
         let new = Arc::new(object);
         let old = self.objects.insert(key, Arc::clone(&new));
         self.push(plural, old, Some(Arc::clone(&new)));
@@ -159,7 +160,7 @@ impl Store {
 
     /// Removes an object; what is returned carries the version of the removal.
     pub(crate) fn remove(&mut self, plural: &'static str, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        let old = self.objects.remove(&(plural, namespace.to_owned(), name.to_owned()))?;
+        let old = self.objects.remove(&(plural, format!("{namespace}/"), name.to_owned()))?;
         self.version += 1;
         let mut last = (*old).clone();
         last["metadata"]["resourceVersion"] = json!(self.version.to_string());

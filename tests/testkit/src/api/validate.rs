@@ -5,19 +5,28 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::{
-    gates::{Gate, Release, Rules},
+    gates::{Release, Rules},
     names,
     quantity::Quantity,
     status::Cause,
 };
 
+/// True for the validation of 1.36 and later, which names other fields and stops at a list that is too long.
+pub(crate) fn is_late(rules: &Rules) -> bool {
+    rules.since(Release::V1_36)
+}
+
 /// Collects causes.
 #[derive(Debug, Default)]
-pub(crate) struct Causes(pub(crate) Vec<Cause>);
+pub(crate) struct Causes {
+    pub(crate) all: Vec<Cause>,
+    /// The server would have panicked.
+    pub(crate) divided_by_zero: bool,
+}
 
 impl Causes {
     fn push(&mut self, reason: &'static str, field: &str, message: impl Into<String>) {
-        self.0.push(Cause { reason, field: field.to_owned(), message: message.into() });
+        self.all.push(Cause { reason, field: field.to_owned(), message: message.into() });
     }
 
     pub(crate) fn invalid(&mut self, field: &str, value: &str, why: &str) {
@@ -52,9 +61,90 @@ impl Causes {
         );
     }
 
-    fn check(&mut self, field: &str, value: &str, outcome: Result<(), &'static str>) {
+    pub(crate) fn check(&mut self, field: &str, value: &str, outcome: Result<(), &'static str>) {
         if let Err(why) = outcome {
             self.invalid(field, value, why);
+        }
+    }
+
+    /// A list over its limit. From 1.36 on nothing else is said of it then, and `true` comes back.
+    pub(crate) fn is_over(&mut self, field: &str, have: usize, most: usize, rules: &Rules) -> bool {
+        if have > most {
+            self.too_many(field, have, most);
+        }
+        have > most && is_late(rules)
+    }
+
+    /// The name of a driver.
+    pub(crate) fn driver(&mut self, field: &str, name: &str, rules: &Rules) {
+        if name.is_empty() {
+            self.required(field, "");
+            if is_late(rules) {
+                return;
+            }
+        }
+        if name.len() > 63 {
+            self.too_long(field, 63);
+        }
+        self.check(field, name, names::subdomain(&name.to_ascii_lowercase(), 253));
+    }
+
+    /// The name of a pool.
+    pub(crate) fn pool(&mut self, field: &str, name: &str) {
+        if name.is_empty() {
+            self.required(field, "");
+            return;
+        }
+        if name.len() > 253 {
+            self.too_long(field, 253);
+        }
+        for part in name.split('/') {
+            self.check(field, part, names::subdomain(part, 253));
+        }
+    }
+
+    /// The name of an attribute or capacity. Three parts and more are not looked at: a real server's fault.
+    pub(crate) fn qualified(&mut self, field: &str, name: &str, rules: &Rules) {
+        let missing = |causes: &mut Self, why: &str| {
+            if is_late(rules) {
+                causes.invalid(field, "", why);
+            } else {
+                causes.required(field, why);
+            }
+        };
+        let parts: Vec<&str> = name.split('/').collect();
+        match parts.as_slice() {
+            [""] => missing(self, "name required"),
+            [name] => self.identifier(field, name),
+            [domain, name] => {
+                if domain.is_empty() {
+                    missing(self, "the domain must not be empty");
+                } else {
+                    self.driver(field, domain, rules);
+                }
+                if name.is_empty() {
+                    missing(self, "the name must not be empty");
+                } else {
+                    self.identifier(field, name);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn identifier(&mut self, field: &str, name: &str) {
+        if name.len() > 32 {
+            self.too_long(field, 32);
+        }
+        self.check(field, name, names::identifier(name));
+    }
+
+    /// A UUID in lower case, as ids of shares are.
+    pub(crate) fn uuid(&mut self, field: &str, text: &str) {
+        let hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+        if lengths != [8, 4, 4, 4, 12] || !text.split('-').all(hex) {
+            self.invalid(field, text, "error validating uid");
         }
     }
 }
@@ -76,7 +166,7 @@ fn nano(value: &Value, name: &str) -> Option<i128> {
 }
 
 /// Checks a slice, and against `old` when it replaces one.
-pub(crate) fn slice(new: &Value, old: Option<&Value>, rules: &Rules) -> Vec<Cause> {
+pub(crate) fn slice(new: &Value, old: Option<&Value>, rules: &Rules) -> Causes {
     let mut causes = Causes::default();
     let none = Value::Object(Map::new());
     let spec = new.get("spec").unwrap_or(&none);
@@ -89,27 +179,15 @@ pub(crate) fn slice(new: &Value, old: Option<&Value>, rules: &Rules) -> Vec<Caus
             }
         }
     }
-    match text(spec, "driver").unwrap_or_default() {
-        "" => causes.required("spec.driver", ""),
-        driver if driver.len() > 63 => causes.too_long("spec.driver", 63),
-        driver => causes.check("spec.driver", driver, names::subdomain(&driver.to_ascii_lowercase(), 63)),
-    }
+    causes.driver("spec.driver", text(spec, "driver").unwrap_or_default(), rules);
     pool(&mut causes, spec.get("pool").unwrap_or(&none));
-    node_selection(&mut causes, spec, "spec", rules, true);
+    node_selection(&mut causes, spec, "spec", true);
     counters_and_devices(&mut causes, spec, rules);
-    causes.0
+    causes
 }
 
 fn pool(causes: &mut Causes, pool: &Value) {
-    match text(pool, "name").unwrap_or_default() {
-        "" => causes.required("spec.pool.name", ""),
-        name if name.len() > 253 => causes.too_long("spec.pool.name", 253),
-        name => {
-            for part in name.split('/') {
-                causes.check("spec.pool.name", part, names::subdomain(part, 253));
-            }
-        }
-    }
+    causes.pool("spec.pool.name", text(pool, "name").unwrap_or_default());
     let number = |name: &str| pool.get(name).and_then(Value::as_i64).unwrap_or(0);
     if number("resourceSliceCount") <= 0 {
         let value = number("resourceSliceCount").to_string();
@@ -122,19 +200,21 @@ fn pool(causes: &mut Causes, pool: &Value) {
 }
 
 /// Exactly one way to say which nodes see a slice (or a device, with `perDeviceNodeSelection`).
-fn node_selection(causes: &mut Causes, holder: &Value, path: &str, rules: &Rules, of_slice: bool) {
+fn node_selection(causes: &mut Causes, holder: &Value, path: &str, of_slice: bool) {
     let mut chosen = 0;
-    if let Some(name) = text(holder, "nodeName") {
-        chosen += 1;
-        if name.is_empty() {
+    match text(holder, "nodeName") {
+        None => {}
+        Some("") => {
             causes.invalid(&format!("{path}.nodeName"), "", "must be either unset or set to a non-empty string");
-        } else {
+        }
+        Some(name) => {
+            chosen += 1;
             causes.check(&format!("{path}.nodeName"), name, names::subdomain(name, 253));
         }
     }
     if let Some(selector) = holder.get("nodeSelector") {
         chosen += 1;
-        if list(selector, "nodeSelectorTerms").len() != 1 {
+        if of_slice && list(selector, "nodeSelectorTerms").len() != 1 {
             causes.invalid(
                 &format!("{path}.nodeSelector.nodeSelectorTerms"),
                 "",
@@ -142,20 +222,18 @@ fn node_selection(causes: &mut Causes, holder: &Value, path: &str, rules: &Rules
             );
         }
     }
-    let per_device = of_slice && rules.has(Gate::PartitionableDevices);
-    for name in ["allNodes", "perDeviceNodeSelection"] {
-        if name == "perDeviceNodeSelection" && !per_device {
-            continue;
-        }
-        match holder.get(name) {
+    let flags: &[&str] = if of_slice { &["allNodes", "perDeviceNodeSelection"] } else { &["allNodes"] };
+    for name in flags {
+        match holder.get(*name) {
             Some(Value::Bool(true)) => chosen += 1,
             Some(_) => causes.invalid(&format!("{path}.{name}"), "false", "must be either unset or set to true"),
             None => {}
         }
     }
-    let which = match (of_slice, per_device) {
-        (true, true) => "`nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection`",
-        _ => "`nodeName`, `nodeSelector`, or `allNodes`",
+    let which = if of_slice {
+        "`nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection`"
+    } else {
+        "`nodeName`, `nodeSelector`, or `allNodes`"
     };
     match chosen {
         1 => {}
@@ -165,22 +243,22 @@ fn node_selection(causes: &mut Causes, holder: &Value, path: &str, rules: &Rules
 }
 
 fn counters_and_devices(causes: &mut Causes, spec: &Value, rules: &Rules) {
-    let new_layout = rules.since(Release::V1_35);
+    let apart = rules.since(Release::V1_35);
     let devices = list(spec, "devices");
     let sets = list(spec, "sharedCounters");
-    if new_layout && !devices.is_empty() && !sets.is_empty() {
+    if apart && !devices.is_empty() && !sets.is_empty() {
         causes.invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed");
     }
-    shared_counters(causes, sets, new_layout);
+    shared_counters(causes, sets, rules);
 
     let special = devices.iter().any(|d| {
         !list(d, "taints").is_empty()
             || !list(d, "consumesCounters").is_empty()
             || map(d, "attributes").is_some_and(|a| a.values().any(has_list))
     });
-    let most = if new_layout && special { 64 } else { 128 };
-    if devices.len() > most {
-        causes.too_many("spec.devices", devices.len(), most);
+    let most = if apart && special { 64 } else { 128 };
+    if causes.is_over("spec.devices", devices.len(), most, rules) {
+        return;
     }
     let mut seen = BTreeSet::new();
     let mut consumed = 0;
@@ -188,78 +266,87 @@ fn counters_and_devices(causes: &mut Causes, spec: &Value, rules: &Rules) {
         let path = format!("spec.devices[{index}]");
         let name = text(device, "name").unwrap_or_default();
         if !seen.insert(name) {
-            causes.duplicate(&format!("{path}.name"), name);
+            causes.duplicate(&duplicated(&path, "name", rules), name);
         }
         self::device(causes, device, &path, rules);
         if spec.get("perDeviceNodeSelection") == Some(&Value::Bool(true)) {
-            node_selection(causes, device, &path, rules, false);
-        } else {
-            for field in ["nodeName", "nodeSelector", "allNodes"] {
-                if device.get(field).is_some() {
-                    let why = "can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
-                    causes.invalid(&format!("{path}.{field}"), "", why);
-                }
-            }
+            node_selection(causes, device, &path, false);
+        } else if ["nodeName", "nodeSelector", "allNodes"].iter().any(|field| device.get(*field).is_some()) {
+            let why = "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec";
+            causes.invalid(&path, "", why);
         }
-        consumed += consumes(causes, device, &path, sets, new_layout);
+        consumed += consumes(causes, device, &path, sets, rules);
     }
-    if !new_layout && consumed > 1024 {
+    if !apart && consumed > 1024 {
         let why = "the total number of counters in devices must not exceed 1024";
         causes.invalid("spec.devices", &consumed.to_string(), why);
     }
+}
+
+/// The field of an item that stands in a list a second time.
+pub(crate) fn duplicated(path: &str, key: &str, rules: &Rules) -> String {
+    if is_late(rules) { path.to_owned() } else { format!("{path}.{key}") }
 }
 
 fn has_list(attribute: &Value) -> bool {
     ["bools", "ints", "strings", "versions"].iter().any(|n| attribute.get(*n).is_some())
 }
 
-fn counter_names(causes: &mut Causes, counters: Option<&Map<String, Value>>, path: &str) -> usize {
+/// Where a bad key of a map is reported.
+fn key_field(map: &str, key: &str, rules: &Rules) -> String {
+    if is_late(rules) { map.to_owned() } else { format!("{map}[{key}]") }
+}
+
+fn counter_names(causes: &mut Causes, counters: Option<&Map<String, Value>>, path: &str, rules: &Rules) -> usize {
     let Some(counters) = counters.filter(|c| !c.is_empty()) else {
         causes.required(&format!("{path}.counters"), "");
         return 0;
     };
-    for (name, counter) in counters {
-        causes.check(&format!("{path}.counters[{name}]"), name, names::label(name));
-        if counter.get("value").is_none() {
-            causes.required(&format!("{path}.counters[{name}].value"), "");
-        }
+    let at = format!("{path}.counters");
+    if rules.since(Release::V1_35) && causes.is_over(&at, counters.len(), 32, rules) {
+        return counters.len();
+    }
+    for name in counters.keys() {
+        causes.check(&key_field(&at, name, rules), name, names::label(name));
     }
     counters.len()
 }
 
-fn shared_counters(causes: &mut Causes, sets: &[Value], new_layout: bool) {
+fn shared_counters(causes: &mut Causes, sets: &[Value], rules: &Rules) {
+    let apart = rules.since(Release::V1_35);
+    if apart && causes.is_over("spec.sharedCounters", sets.len(), 8, rules) {
+        return;
+    }
     let mut seen = BTreeSet::new();
     let mut total = 0;
     for (index, set) in sets.iter().enumerate() {
         let path = format!("spec.sharedCounters[{index}]");
-        match text(set, "name").unwrap_or_default() {
-            "" => causes.required(&format!("{path}.name"), ""),
-            name => {
-                causes.check(&format!("{path}.name"), name, names::label(name));
-                if !seen.insert(name) {
-                    causes.duplicate(&format!("{path}.name"), name);
-                }
-            }
+        let name = text(set, "name").unwrap_or_default();
+        if name.is_empty() {
+            causes.required(&format!("{path}.name"), "");
+        } else {
+            causes.check(&format!("{path}.name"), name, names::label(name));
         }
-        let count = counter_names(causes, map(set, "counters"), &path);
-        if new_layout && count > 32 {
-            causes.too_many(&format!("{path}.counters"), count, 32);
+        if !seen.insert(name) {
+            causes.duplicate(&duplicated(&path, "name", rules), name);
         }
-        total += count;
+        total += counter_names(causes, map(set, "counters"), &path, rules);
     }
-    if new_layout && sets.len() > 8 {
-        causes.too_many("spec.sharedCounters", sets.len(), 8);
-    }
-    if !new_layout && total > 32 {
-        let why = "the total number of counters in sharedCounters must not exceed 32";
+    if !apart && total > 32 {
+        let why = "the total number of shared counters must not exceed 32";
         causes.invalid("spec.sharedCounters", &total.to_string(), why);
     }
 }
 
 /// Checks `consumesCounters` of one device; returns the number of counters in it.
-fn consumes(causes: &mut Causes, device: &Value, path: &str, sets: &[Value], new_layout: bool) -> usize {
+fn consumes(causes: &mut Causes, device: &Value, path: &str, sets: &[Value], rules: &Rules) -> usize {
+    let apart = rules.since(Release::V1_35);
     let entries = list(device, "consumesCounters");
+    let device_path = path;
     let path = format!("{path}.consumesCounters");
+    if apart && causes.is_over(&path, entries.len(), 2, rules) {
+        return 0;
+    }
     let mut seen = BTreeSet::new();
     let mut total = 0;
     for (index, entry) in entries.iter().enumerate() {
@@ -267,15 +354,14 @@ fn consumes(causes: &mut Causes, device: &Value, path: &str, sets: &[Value], new
         let name = text(entry, "counterSet").unwrap_or_default();
         if name.is_empty() {
             causes.required(&format!("{at}.counterSet"), "");
-        } else if !seen.insert(name) {
-            causes.duplicate(&format!("{at}.counterSet"), name);
+        } else if apart {
+            causes.check(&format!("{at}.counterSet"), name, names::label(name));
         }
-        let count = counter_names(causes, map(entry, "counters"), &at);
-        total += count;
-        if new_layout {
-            if count > 32 {
-                causes.too_many(&format!("{at}.counters"), count, 32);
-            }
+        if !seen.insert(name) {
+            causes.duplicate(&duplicated(&at, "counterSet", rules), name);
+        }
+        total += counter_names(causes, map(entry, "counters"), &at, rules);
+        if apart {
             continue;
         }
         let Some(set) = sets.iter().find(|s| text(s, "name") == Some(name)) else {
@@ -290,20 +376,15 @@ fn consumes(causes: &mut Causes, device: &Value, path: &str, sets: &[Value], new
             }
         }
     }
-    if new_layout && entries.len() > 2 {
-        causes.too_many(&path, entries.len(), 2);
-    }
-    if !new_layout && total > 32 {
-        causes.invalid(&path, &total.to_string(), "the total number of counters in a device must not exceed 32");
+    if !apart && total > 32 {
+        causes.invalid(device_path, &total.to_string(), "the total number of counters must not exceed 32");
     }
     total
 }
 
 fn device(causes: &mut Causes, device: &Value, path: &str, rules: &Rules) {
-    match text(device, "name").unwrap_or_default() {
-        "" => causes.required(&format!("{path}.name"), ""),
-        name => causes.check(&format!("{path}.name"), name, names::label(name)),
-    }
+    let name = text(device, "name").unwrap_or_default();
+    causes.check(&format!("{path}.name"), name, names::label(name));
     let attributes = map(device, "attributes");
     let capacities = map(device, "capacity");
     let total = attributes.map_or(0, Map::len) + capacities.map_or(0, Map::len);
@@ -315,26 +396,43 @@ fn device(causes: &mut Causes, device: &Value, path: &str, rules: &Rules) {
     if rules.since(Release::V1_36) && values > 48 {
         causes.invalid(path, &values.to_string(), "the total number of attribute values must not exceed 48");
     }
+    let all = format!("{path}.attributes");
     for (name, attribute) in attributes.into_iter().flatten() {
-        let at = format!("{path}.attributes[{name}]");
-        causes.check(&at, name, names::qualified(name));
-        self::attribute(causes, attribute, &at);
+        causes.qualified(&key_field(&all, name, rules), name, rules);
+        self::attribute(causes, attribute, &format!("{all}[{name}]"), rules);
     }
     let shared = device.get("allowMultipleAllocations") == Some(&Value::Bool(true));
+    let all = format!("{path}.capacity");
     for (name, capacity) in capacities.into_iter().flatten() {
-        let at = format!("{path}.capacity[{name}]");
-        causes.check(&at, name, names::qualified(name));
-        self::capacity(causes, capacity, &at, shared);
+        causes.qualified(&key_field(&all, name, rules), name, rules);
+        self::capacity(causes, capacity, &format!("{all}[{name}]"), shared, rules);
     }
     taints(causes, device, path, rules);
-    for field in ["bindingConditions", "bindingFailureConditions"] {
-        let conditions = list(device, field);
+    binding(causes, device, path, rules);
+}
+
+/// The conditions of a device, or of an allocated one, that must be reported before its pod is bound.
+pub(crate) fn binding(causes: &mut Causes, device: &Value, path: &str, rules: &Rules) {
+    let fields = ["bindingConditions", "bindingFailureConditions"];
+    let [wanted, failures] = fields.map(|field| list(device, field));
+    for (field, conditions, other) in [(fields[0], wanted, failures), (fields[1], failures, wanted)] {
         let at = format!("{path}.{field}");
-        if conditions.len() > 4 {
-            causes.too_many(&at, conditions.len(), 4);
+        let over = causes.is_over(&at, conditions.len(), 4, rules);
+        let mut seen = BTreeSet::new();
+        for (index, condition) in conditions.iter().filter_map(Value::as_str).enumerate() {
+            let at = format!("{at}[{index}]");
+            if !over {
+                causes.check(&at, condition, names::label_key(condition));
+            }
+            if !seen.insert(condition) {
+                causes.duplicate(&at, condition);
+            }
+            if field == fields[1] && wanted.iter().any(|w| w.as_str() == Some(condition)) {
+                causes.invalid(&at, condition, "bindingFailureConditions must not overlap with bindingConditions");
+            }
         }
-        for condition in conditions.iter().filter_map(Value::as_str) {
-            causes.check(&at, condition, names::label_key(condition));
+        if conditions.is_empty() && !other.is_empty() {
+            causes.invalid(&at, "[]", "bindingConditions and bindingFailureConditions need each other");
         }
     }
 }
@@ -344,33 +442,33 @@ fn count_values(attribute: &Value) -> usize {
     lists.iter().map(|n| list(attribute, n).len()).sum::<usize>().max(1)
 }
 
-fn attribute(causes: &mut Causes, attribute: &Value, path: &str) {
+fn attribute(causes: &mut Causes, attribute: &Value, path: &str, rules: &Rules) {
     let set = attribute.as_object().map_or(0, Map::len);
-    if set == 0 {
+    if set == 0 && !is_late(rules) {
         causes.required(path, "exactly one value must be specified");
-    } else if set > 1 {
+    } else if set != 1 {
         causes.invalid(path, &attribute.to_string(), "exactly one value must be specified");
     }
-    let mut strings: Vec<(&str, bool)> = Vec::new();
-    strings.extend(text(attribute, "string").map(|t| (t, false)));
-    strings.extend(text(attribute, "version").map(|t| (t, true)));
-    strings.extend(list(attribute, "strings").iter().filter_map(Value::as_str).map(|t| (t, false)));
-    strings.extend(list(attribute, "versions").iter().filter_map(Value::as_str).map(|t| (t, true)));
-    for (value, version) in strings {
-        let at = format!("{path}.{}", if version { "version" } else { "string" });
+    let mut strings: Vec<(String, &str, bool)> = Vec::new();
+    for (name, version) in [("string", false), ("version", true)] {
+        strings.extend(text(attribute, name).map(|t| (format!("{path}.{name}"), t, version)));
+        let many = format!("{name}s");
+        for (index, item) in list(attribute, &many).iter().filter_map(Value::as_str).enumerate() {
+            strings.push((format!("{path}.{many}[{index}]"), item, version));
+        }
+    }
+    for (at, value, version) in strings {
         if value.len() > 64 {
             causes.too_long(&at, 64);
-        } else if version {
+        }
+        if version {
             causes.check(&at, value, names::version(value));
         }
     }
 }
 
-fn capacity(causes: &mut Causes, capacity: &Value, path: &str, shared: bool) {
-    let Some(value) = nano(capacity, "value") else {
-        causes.required(&format!("{path}.value"), "");
-        return;
-    };
+fn capacity(causes: &mut Causes, capacity: &Value, path: &str, shared: bool, rules: &Rules) {
+    let value = nano(capacity, "value").unwrap_or_default();
     let Some(policy) = capacity.get("requestPolicy") else { return };
     let path = format!("{path}.requestPolicy");
     if !shared {
@@ -384,80 +482,101 @@ fn capacity(causes: &mut Causes, capacity: &Value, path: &str, shared: bool) {
         .map(|q| q.nano())
         .collect();
     let range = policy.get("validRange");
-    if default.is_none() && (!values.is_empty() || range.is_some()) {
-        causes.required(&format!("{path}.default"), "required when validValues or validRange is defined");
-    }
-    if let Some(default) = default.filter(|d| *d > value) {
-        let why = "default must not exceed the capacity value";
-        causes.invalid(&format!("{path}.default"), &default.to_string(), why);
-    }
     if !values.is_empty() && range.is_some() {
-        causes.forbidden(&format!("{path}.validRange"), "only one of `validValues` or `validRange` may be set");
+        let why =
+            "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at the same time";
+        causes.forbidden(&path, why);
+        return;
+    }
+    if values.is_empty() && range.is_none() {
+        return;
+    }
+    let Some(default) = default else {
+        causes.required(&format!("{path}.default"), "required when validValues or validRange is defined");
+        return;
+    };
+    if let Some(range) = range {
+        valid_range(causes, range, &format!("{path}.validRange"), value, default, rules);
+        return;
     }
     let at = format!("{path}.validValues");
-    if values.len() > 10 {
-        causes.too_many(&at, values.len(), 10);
-    }
-    for pair in values.windows(2) {
-        if pair[0] == pair[1] {
-            causes.duplicate(&at, &pair[0].to_string());
-        } else if pair[0] > pair[1] {
-            causes.invalid(&at, &pair[0].to_string(), "values must be sorted in ascending order");
+    for (index, pair) in values.windows(2).enumerate() {
+        if pair[0] > pair[1] {
+            let why = "values must be sorted in ascending order";
+            causes.invalid(&format!("{at}[{}]", index + 1), &pair[1].to_string(), why);
         }
     }
-    for one in values.iter().filter(|v| **v > value) {
-        causes.invalid(&at, &one.to_string(), "must not exceed the capacity value");
+    let over = causes.is_over(&at, values.len(), 10, rules);
+    let mut seen = BTreeSet::new();
+    for (index, one) in values.iter().enumerate().filter(|_| !over) {
+        let at = format!("{at}[{index}]");
+        if *one > value {
+            causes.invalid(&at, &one.to_string(), "option is larger than capacity value");
+        }
+        // Parts of a unit are rounded up before they are compared.
+        if !seen.insert(one.div_euclid(UNIT) + i128::from(one.rem_euclid(UNIT) != 0)) {
+            causes.duplicate(&at, &one.to_string());
+        }
     }
-    if let Some(default) = default.filter(|d| !values.is_empty() && !values.contains(d)) {
-        causes.invalid(&path, &default.to_string(), "default value is not valid: must be one of validValues");
-    }
-    if let Some(range) = range {
-        valid_range(causes, range, &format!("{path}.validRange"), value, default);
+    if over || !values.contains(&default) {
+        causes.invalid(&at, &default.to_string(), "default value is not valid according to the requestPolicy");
     }
 }
 
-fn valid_range(causes: &mut Causes, range: &Value, path: &str, value: i128, default: Option<i128>) {
+/// One, in the units in which quantities are counted here.
+const UNIT: i128 = 1_000_000_000;
+
+fn valid_range(causes: &mut Causes, range: &Value, path: &str, value: i128, default: i128, rules: &Rules) {
     let Some(min) = nano(range, "min") else {
         causes.required(&format!("{path}.min"), "required when validRange is defined");
         return;
     };
     let max = nano(range, "max");
+    let own = rules.since(Release::V1_37);
+    let of_default = |other: &str| format!("{path}.{}", if own { "default" } else { other });
     if min > value {
-        causes.invalid(&format!("{path}.min"), &min.to_string(), "min must not exceed the capacity value");
+        causes.invalid(&format!("{path}.min"), &min.to_string(), "min is larger than capacity value");
+    }
+    if default < min {
+        causes.invalid(&of_default("min"), &default.to_string(), "default is less than min");
     }
     if let Some(max) = max {
-        if max > value {
-            causes.invalid(&format!("{path}.max"), &max.to_string(), "max must not exceed the capacity value");
-        }
         if max < min {
-            causes.invalid(&format!("{path}.max"), &max.to_string(), "max must not be less than min");
+            causes.invalid(&format!("{path}.max"), &max.to_string(), "min is larger than max");
         }
-    }
-    if let Some(default) = default.filter(|d| *d < min || max.is_some_and(|m| *d > m)) {
-        causes.invalid(path, &default.to_string(), "default must lie between min and max");
+        if max > value {
+            causes.invalid(&format!("{path}.max"), &max.to_string(), "max is larger than capacity value");
+        }
+        if default > max {
+            causes.invalid(&of_default("max"), &default.to_string(), "default is more than max");
+        }
     }
     let Some(step) = nano(range, "step") else { return };
+    let at = format!("{path}.step");
+    if min + step > value {
+        causes.invalid(&at, &step.to_string(), "one step is larger than capacity value");
+    }
     if step <= 0 {
-        causes.invalid(&format!("{path}.step"), &step.to_string(), "step must be greater than zero");
+        if step == 0 && !own {
+            // Real servers divide by it before 1.37, and hang up.
+            causes.divided_by_zero = true;
+        } else {
+            causes.invalid(&at, &step.to_string(), "must be greater than zero");
+        }
         return;
     }
-    if min + step > value {
-        let why = "one step above min must not exceed the capacity value";
-        causes.invalid(&format!("{path}.step"), &step.to_string(), why);
-    }
-    for (name, point) in [("max", max), ("default", default)] {
-        if let Some(point) = point.filter(|p| (p - min) % step != 0) {
-            let why = format!("{name} must be a multiple of step from min");
-            causes.invalid(&format!("{path}.step"), &point.to_string(), &why);
+    for point in [Some(default), max].into_iter().flatten() {
+        if (point - min) % step != 0 {
+            causes.invalid(&at, &point.to_string(), "value is not a multiple of a given step from min");
         }
     }
 }
 
 fn taints(causes: &mut Causes, device: &Value, path: &str, rules: &Rules) {
     let taints = list(device, "taints");
-    let most = if rules.since(Release::V1_35) { 16 } else { 4 };
-    if taints.len() > most {
-        causes.too_many(&format!("{path}.taints"), taints.len(), most);
+    let late = rules.since(Release::V1_35);
+    if causes.is_over(&format!("{path}.taints"), taints.len(), if late { 16 } else { 4 }, rules) {
+        return;
     }
     for (index, taint) in taints.iter().enumerate() {
         let at = format!("{path}.taints[{index}]");
@@ -468,7 +587,7 @@ fn taints(causes: &mut Causes, device: &Value, path: &str, rules: &Rules) {
         match text(taint, "effect") {
             None => causes.required(&format!("{at}.effect"), ""),
             Some("NoSchedule" | "NoExecute") => {}
-            Some("None") if rules.since(Release::V1_35) => {}
+            Some("None") if late => {}
             Some(other) => causes.unsupported(&format!("{at}.effect"), other, "\"NoExecute\", \"NoSchedule\""),
         }
     }

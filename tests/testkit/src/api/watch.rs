@@ -15,7 +15,7 @@ use super::{
     Shared,
     routes::{Query, Target},
     selector::Selector,
-    status::Failure,
+    status::{Cause, Failure},
     store::{Change, Resource},
 };
 
@@ -60,6 +60,45 @@ impl Drop for Open {
     }
 }
 
+/// Reads a version.
+///
+/// # Errors
+/// 500, as real servers answer to what is no number.
+pub(crate) fn version(text: &str) -> Result<u64, Failure> {
+    text.parse().map_err(|_| {
+        let mut failure = Failure::new(500, format!("strconv.ParseUint: parsing \"{text}\": invalid syntax"));
+        failure.reason = "";
+        failure
+    })
+}
+
+/// Checks that `resourceVersionMatch` is used where it may be, and only there.
+///
+/// # Errors
+/// 422.
+pub(crate) fn version_match(query: &Query) -> Result<(), Failure> {
+    let refuse = |why: &str| {
+        let cause = Cause {
+            reason: "FieldValueForbidden",
+            field: "resourceVersionMatch".to_owned(),
+            message: format!("Forbidden: {why}"),
+        };
+        Err(Failure::invalid("ListOptions", "meta.k8s.io", "", &[cause]))
+    };
+    let how = query.get("resourceVersionMatch");
+    let initial = !query.get("sendInitialEvents").is_empty();
+    if initial && how != "NotOlderThan" {
+        return refuse("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+    }
+    if !how.is_empty() && !initial && query.is_true("watch") {
+        return refuse("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+    }
+    if !how.is_empty() && !initial && query.get("resourceVersion").is_empty() {
+        return refuse("resourceVersionMatch is forbidden unless resourceVersion is provided");
+    }
+    Ok(())
+}
+
 /// Opens a watch.
 ///
 /// # Errors
@@ -67,12 +106,16 @@ impl Drop for Open {
 pub(crate) fn open(shared: &Arc<Shared>, target: &Target, query: &Query, selector: Selector) -> Result<Body, Failure> {
     let from = match query.get("resourceVersion") {
         "" | "0" => None,
-        text => Some(text.parse::<u64>().map_err(|_| Failure::bad_request(format!("Invalid value: \"{text}\"")))?),
+        text => Some(version(text)?),
     };
+    version_match(query)?;
     let whole = from.is_none() || query.is_true("sendInitialEvents");
     let namespace = (!target.namespace.is_empty()).then(|| target.namespace.clone());
     let plural = target.resource.plural;
-    let seconds: u64 = query.get("timeoutSeconds").parse().unwrap_or(1800);
+    let seconds: u64 = match query.get("timeoutSeconds") {
+        "" => 1800,
+        text => text.parse().map_err(|_| Failure::bad_request(format!("Invalid value: \"{text}\"")))?,
+    };
     let end = Instant::now() + Duration::from_secs(seconds);
     let (sender, receiver) = mpsc::channel(64);
 
@@ -90,7 +133,9 @@ pub(crate) fn open(shared: &Arc<Shared>, target: &Target, query: &Query, selecto
         if whole {
             let objects = store.list(plural, namespace.as_deref()).filter(|o| selector.matches(o));
             first.extend(objects.map(|o| line("ADDED", o)));
-            if query.is_true("sendInitialEvents") {
+            // Without a version a client that takes bookmarks is told where the beginning ends.
+            let unasked = query.get("resourceVersion").is_empty() && query.is_true("allowWatchBookmarks");
+            if query.is_true("sendInitialEvents") || unasked {
                 first.push(bookmark(target.resource, store.version(), true));
             }
         }

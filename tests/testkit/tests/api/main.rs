@@ -217,14 +217,15 @@ async fn an_apply_needs_a_manager_and_a_type_and_other_patches_are_refused() {
         let (admin, path) = (admin.clone(), format!("{path}{query}"));
         async move { call(&admin, Method::PATCH, &path, kind, &body).await.map_or_else(|s| s.code, |_| 200) }
     };
-    assert_eq!(code(apply, "", slice("a", "node1")).await, 400, "no field manager");
+    assert_eq!(code(apply, "", slice("a", "node1")).await, 422, "no field manager");
     assert_eq!(code(apply, "?fieldManager=x", json!({"spec": {}})).await, 400, "no kind");
     assert_eq!(code("application/merge-patch+json", "", json!({})).await, 404);
-    assert_eq!(code("application/json-patch+json", "", json!({})).await, 415);
+    assert_eq!(code("application/json-patch+json", "", json!([])).await, 404);
+    assert_eq!(code("application/json", "", json!({})).await, 415);
     assert_eq!(code(apply, "?fieldManager=x", slice("a", "node1")).await, 200);
     let stale = json!({"metadata": {"resourceVersion": "1"}});
     assert_eq!(code("application/merge-patch+json", "", stale).await, 409);
-    assert_eq!(code("application/merge-patch+json", "", json!({"metadata": "x"})).await, 400);
+    assert_eq!(code("application/merge-patch+json", "", json!({"metadata": "x"})).await, 422);
 }
 
 #[tokio::test]

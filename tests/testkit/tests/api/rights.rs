@@ -109,7 +109,7 @@ async fn a_node_reads_its_own_node_and_writes_events() {
     assert_eq!(get(&node, "/api/v1/nodes/node1").await.unwrap()["metadata"]["uid"], uid.as_str());
     assert_eq!(get(&node, "/api/v1/nodes/node2").await.unwrap_err().code, 403);
     assert_eq!(get(&node, "/apis/resource.k8s.io/v1/deviceclasses").await.unwrap_err().code, 403);
-    let event = json!({"metadata": {"generateName": "e."}, "reason": "Prepared"});
+    let event = json!({"metadata": {"generateName": "e."}, "reason": "Prepared", "eventTime": "2026-01-01T00:00:00Z"});
     for path in ["/apis/events.k8s.io/v1/namespaces/default/events", "/api/v1/namespaces/default/events"] {
         let made = post(&node, path, &event).await.unwrap();
         let name = made["metadata"]["name"].as_str().unwrap();
@@ -124,7 +124,8 @@ async fn a_node_reads_its_own_node_and_writes_events() {
 #[tokio::test]
 async fn a_service_account_has_the_rights_of_its_role_and_its_nodes_slices() {
     let world = World::new(Release::V1_36).await;
-    let who = Who::ServiceAccount { namespace: "npu".to_owned(), name: "npu-dra".to_owned(), node: "node1".to_owned() };
+    let who =
+        Who::ServiceAccount { namespace: "npu-dra".to_owned(), name: "npu-dra".to_owned(), node: "node1".to_owned() };
     let account = world.client(&who, How::TokenFile).await;
     post(&account, SLICES, &slice("a", "node1")).await.unwrap();
     let refused = post(&account, SLICES, &slice("b", "node2")).await.unwrap_err();
@@ -132,13 +133,16 @@ async fn a_service_account_has_the_rights_of_its_role_and_its_nodes_slices() {
     assert_eq!(get(&account, SLICES).await.unwrap()["items"].as_array().unwrap().len(), 1);
     assert_eq!(get(&account, &format!("{SLICES}/absent")).await.unwrap_err().code, 404);
     let result = DeviceResult::new("npu", "npu.huawei.com", "node1/npu", "npu-0");
-    let mut claim = world.server.claim_builder("ml", "c").request("npu", "c", 1).result(result).store();
-    get(&account, CLAIMS).await.unwrap();
+    let mut claim = world.server.claim_builder("ml", "c").request("npu", "c", 1).result(result).node("node1").store();
+    assert_eq!(get(&account, CLAIMS).await.unwrap_err().code, 403, "one claim at a time");
+    get(&account, &format!("{CLAIMS}/c")).await.unwrap();
     assert_eq!(post(&account, CLAIMS, &claim).await.unwrap_err().code, 403);
     claim["status"]["devices"] = json!([{"driver": "npu.huawei.com", "pool": "node1/npu", "device": "npu-0"}]);
     put(&account, &format!("{CLAIMS}/c/status"), &claim).await.unwrap();
     let apply = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "status": {"devices": [
-        {"driver": "npu.huawei.com", "pool": "node1/npu", "device": "npu-0", "conditions": [{"type": "Ready", "status": "True"}]},
+        {"driver": "npu.huawei.com", "pool": "node1/npu", "device": "npu-0", "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Prepared", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        ]},
     ]}});
     let path = format!("{CLAIMS}/c/status?fieldManager=npu-dra&force=true");
     let back = call(&account, Method::PATCH, &path, "application/apply-patch+yaml", &apply).await.unwrap();
