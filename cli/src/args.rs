@@ -24,7 +24,8 @@ Exit status:
   3  not found
   4  npu-dra cannot be reached (root gets its records, marked offline)
   5  not permitted
-  6  refused by the state that something is in";
+  6  refused by the state that something is in
+  8  health: an NPU that was asked for is not ok";
 
 /// Shows and controls what npu-dra, the Kubernetes DRA driver for Ascend NPUs, does on this node.
 #[derive(Debug, Parser)]
@@ -134,6 +135,25 @@ pub(crate) enum Command {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Show how well the NPUs are; exit 8 if one is not ok
+    Health {
+        /// Only these
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+        /// Go on and print what changes, until Ctrl-C
+        #[arg(short, long)]
+        watch: bool,
+    },
+    /// Keep new claims from an NPU and evict the pods that have it (root only)
+    Drain {
+        #[command(flatten)]
+        hold: Hold,
+    },
+    /// Keep new claims from an NPU; pods that have it stay (root only)
+    Cordon {
+        #[command(flatten)]
+        hold: Hold,
+    },
     /// vNPUs, the parts that NPUs are cut into
     #[command(arg_required_else_help = true)]
     Vnpu {
@@ -164,6 +184,20 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Generate,
     },
+}
+
+/// An operator's hand on an NPU.
+#[derive(Debug, Args)]
+pub(crate) struct Hold {
+    /// The NPU
+    #[arg(value_name = "NAME")]
+    pub(crate) device: String,
+    /// Why; shown to everybody who asks
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) reason: String,
+    /// Let claims have it again, whether it was drained or cordoned
+    #[arg(long, conflicts_with = "reason")]
+    pub(crate) undo: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -111,6 +111,13 @@ impl Client {
         answer.map_err(|failure| failure.advise(SEE_VNPUS))
     }
 
+    /// Keeps claims from a device, or with an empty kind lets them have it again.
+    pub(crate) async fn hold(&self, device: &str, kind: &str, reason: &str) -> Result<proto::HoldResponse, Failure> {
+        let request =
+            proto::HoldRequest { device: device.to_owned(), kind: kind.to_owned(), reason: reason.to_owned() };
+        self.answer(true, self.inner.clone().hold(request)).await
+    }
+
     /// Lets go of a claim.
     pub(crate) async fn release(&self, uid: &str) -> Result<proto::ReleaseClaimResponse, Failure> {
         let request = proto::ReleaseClaimRequest { uid: uid.to_owned() };

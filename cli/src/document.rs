@@ -63,6 +63,36 @@ pub(crate) struct Device {
     pub(crate) driver_version: Option<String>,
     /// Why it takes no new claims although none owns it whole.
     pub(crate) reason: Option<String>,
+    pub(crate) hold: Option<Hold>,
+}
+
+/// What an operator has done to a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Hold {
+    pub(crate) kind: String,
+    pub(crate) reason: Option<String>,
+    pub(crate) since: Option<Timestamp>,
+}
+
+/// How well one device is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct CardHealth {
+    pub(crate) name: String,
+    /// `None` if it was not read yet.
+    pub(crate) health: Option<Health>,
+}
+
+impl CardHealth {
+    /// True if it is known to be well.
+    pub(crate) fn is_ok(&self) -> bool {
+        self.health.as_ref().is_some_and(|health| health.condition == "ok")
+    }
+}
+
+impl From<Device> for CardHealth {
+    fn from(device: Device) -> Self {
+        Self { name: device.name, health: device.health }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -379,7 +409,14 @@ impl From<proto::Device> for Device {
             pcie_root: text(device.pcie_root),
             driver_version: text(device.driver_version),
             reason: text(device.reason),
+            hold: device.hold.map(Into::into),
         }
+    }
+}
+
+impl From<proto::DeviceHold> for Hold {
+    fn from(hold: proto::DeviceHold) -> Self {
+        Self { kind: hold.kind, reason: text(hold.reason), since: time(hold.since_ms) }
     }
 }
 

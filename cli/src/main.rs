@@ -25,13 +25,13 @@ use clap::{CommandFactory as _, Parser as _};
 use jiff::Timestamp;
 use npu_dra::{
     admin::view::vnpu_name,
-    domain::{claim::ClaimUid, plan::chip_of},
+    domain::{claim::ClaimUid, node::HoldKind, plan::chip_of},
 };
 
 use crate::{
-    args::{Claims, Cli, Command, Generate, Global, Vnpu},
+    args::{Claims, Cli, Command, Generate, Global, Hold, Vnpu},
     client::{Client, SEE_VNPUS},
-    document::{Claim, Cuttable, Device, Slice, Status, Versions, time},
+    document::{CardHealth, Claim, Cuttable, Device, Slice, Status, Versions, time},
     failure::Failure,
     offline::Offline,
     output::Output,
@@ -40,6 +40,8 @@ use crate::{
 
 /// Exit status of an answer that was read from disk.
 const OFFLINE: u8 = 4;
+/// Exit status of `health` if a card is not ok.
+const UNWELL: u8 = 8;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -199,6 +201,9 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
             output.one(Device::KIND, device, source.is_offline(), Some(name), &device.pairs(now))?;
             Ok(source.code())
         }
+        Command::Health { names, watch } => health(global, output, names, *watch).await,
+        Command::Drain { hold } => set_hold(global, output, hold, HoldKind::Drain).await,
+        Command::Cordon { hold } => set_hold(global, output, hold, HoldKind::Cordon).await,
         Command::Vnpu { command } => vnpu(global, output, command).await,
         Command::Claims { command } => claims(global, output, command).await,
         Command::Slices => slices(global, output).await,
@@ -234,6 +239,49 @@ async fn devices(
         Some(name) => Err(source.no_device(global, &name)),
         None => Ok(source.code()),
     }
+}
+
+/// How well the cards are; the exit status tells whether all are ok.
+async fn health(global: &Global, output: &Output, names: &[String], watch: bool) -> Result<u8, Failure> {
+    let wanted = |card: &CardHealth| names.is_empty() || names.contains(&card.name);
+    if watch {
+        let client = Client::connect(&global.socket, global.timeout()).await?;
+        return watch::watch(&client, output, wanted).await.map(|()| 0);
+    }
+    let source = Source::open(global, output).await?;
+    let (devices, now) = source.devices().await?;
+    let absent = names.iter().find(|name| !devices.iter().any(|device| device.name == **name)).cloned();
+    let cards: Vec<_> = devices.into_iter().map(CardHealth::from).filter(wanted).collect();
+    output.list(&cards, source.is_offline(), now)?;
+    match absent {
+        Some(name) => Err(source.no_device(global, &name)),
+        None if source.is_offline() => Ok(source.code()),
+        None if cards.is_empty() => {
+            output.note("no NPU is known; why: npuctl status");
+            Ok(UNWELL)
+        }
+        None => Ok(if cards.iter().all(CardHealth::is_ok) { 0 } else { UNWELL }),
+    }
+}
+
+/// Keeps claims from a card, or lets them have it again.
+async fn set_hold(global: &Global, output: &Output, hold: &Hold, kind: HoldKind) -> Result<u8, Failure> {
+    let client = Client::connect(&global.socket, global.timeout()).await?;
+    let device = human::plain(&hold.device);
+    if hold.undo {
+        client.hold(&hold.device, "", "").await?;
+        output.note(&format!("{device} takes claims, as far as an operator is concerned"));
+        return Ok(0);
+    }
+    let answer = client.hold(&hold.device, kind.as_str(), &hold.reason).await?;
+    let claims: Vec<_> = answer.claims.iter().map(|claim| format!("{}/{}", claim.namespace, claim.name)).collect();
+    let rest = match (claims.is_empty(), kind) {
+        (true, _) => "no claim lives on it".to_owned(),
+        (false, HoldKind::Drain) => format!("pods of {} are evicted unless they tolerate it", claims.join(", ")),
+        (false, HoldKind::Cordon) => format!("{} stay on it", claims.join(", ")),
+    };
+    output.note(&format!("{device} is {}; {}", kind.as_str(), human::plain(&rest)));
+    Ok(0)
 }
 
 async fn vnpu(global: &Global, output: &Output, command: &Vnpu) -> Result<u8, Failure> {

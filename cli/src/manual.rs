@@ -70,6 +70,8 @@ fn main_sections() -> Roff {
     entry(&mut text, STATE_DIR, "State directory with the records of claims.");
     text.control("SH", ["EXAMPLES"]);
     entry(&mut text, "npuctl devices --health tainted,fatal,lost", "NPUs that no claim should get.");
+    entry(&mut text, "npuctl health || mail -s NPU ops", "Tell somebody when an NPU is not ok.");
+    entry(&mut text, "npuctl drain npu-3 --reason 'fan'", "Evict the pods that have an NPU, and keep new ones away.");
     entry(&mut text, "npuctl claims list --watch", "Claims, as they come and go.");
     entry(&mut text, "npuctl vnpu templates --device npu-0", "What can still be cut from an NPU, in all mixes.");
     entry(&mut text, "npuctl devices -o json | jq '.items[].memoryBytes'", "Memory of each NPU in bytes.");

@@ -32,8 +32,9 @@ impl Offline {
     pub(crate) fn devices(&self) -> Vec<Device> {
         let mut devices: BTreeMap<(u64, DeviceName), Device> = BTreeMap::new();
         for card in &self.loaded.node.cards {
-            let device =
-                Device { bus_id: Some(card.bus_id.to_string()), ..unknown(card.name.as_str(), &card.stable_id) };
+            let hold = card.hold.as_ref().map(|hold| view::device_hold(hold).into());
+            let bus_id = Some(card.bus_id.to_string());
+            let device = Device { bus_id, hold, ..unknown(card.name.as_str(), &card.stable_id) };
             devices.insert(order(&card.name), device);
         }
         for record in &self.loaded.records {
@@ -112,5 +113,6 @@ fn unknown(name: &str, stable_id: &StableId) -> Device {
         pcie_root: None,
         driver_version: None,
         reason: None,
+        hold: None,
     }
 }

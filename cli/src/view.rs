@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use crate::{
     document::{
-        Attention, Claim, ClaimCounts, Cuttable, Device, Health, MixPart, Slice, Status, Template, Versions, Vnpu,
+        Attention, CardHealth, Claim, ClaimCounts, Cuttable, Device, Health, MixPart, Slice, Status, Template,
+        Versions, Vnpu,
     },
     human::{age, size},
     table::{Cell, Column, Tone, number, text, wide},
@@ -77,6 +78,48 @@ impl Item for Device {
     }
 }
 
+impl Item for CardHealth {
+    const KIND: &'static str = "DeviceHealth";
+    const LIST: &'static str = "DeviceHealthList";
+    const COLUMNS: &'static [Column] = &[
+        text("NAME"),
+        text("HEALTH"),
+        text("LEVEL"),
+        number("FOR"),
+        number("TEMP"),
+        number("POWER"),
+        number("ECC"),
+        text("LINK"),
+        text("REASON"),
+        wide(text("CODES")),
+        wide(text("QUIET")),
+    ];
+
+    fn row(&self, now: Timestamp) -> Vec<Cell> {
+        let health = self.health.as_ref();
+        let known = |level: &&str| *level != "unknown";
+        // What it corrected, and what it could not.
+        let ecc = health.and_then(|health| health.ecc.as_ref());
+        vec![
+            Cell::some(&self.name),
+            health_word(health),
+            Cell::known(health.map(|health| health.level.as_str()).filter(known)),
+            Cell::known(health.and_then(|health| health.since).map(|since| age(since, now))),
+            Cell::known(health.and_then(|health| health.temperature_celsius).map(|t| format!("{t} C"))),
+            Cell::known(health.and_then(|health| health.power_watts).map(|power| format!("{power:.1} W"))),
+            Cell::known(ecc.map(|ecc| format!("{}/{}", ecc.corrected, ecc.uncorrected))),
+            Cell::known(health.and_then(|health| health.link.as_ref())),
+            Cell::some(health.and_then(|health| health.reason.as_deref()).unwrap_or_default()),
+            Cell::some(health.map(|health| health.codes.join(" ")).unwrap_or_default()),
+            Cell::some(health.and_then(|health| health.quiet_until).map(|until| age(now, until)).unwrap_or_default()),
+        ]
+    }
+
+    fn id(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Device {
     fn holders(&self) -> String {
         let holders = self.claims.iter().map(|claim| claim.path().unwrap_or_else(|| "?".to_owned()));
@@ -128,6 +171,11 @@ impl Device {
             ("state", state(&self.state)),
         ];
         pairs.extend(quiet.map(|quiet| ("quiet", Cell::some(quiet))));
+        pairs.extend(self.hold.iter().map(|hold| {
+            let since = hold.since.map(|since| format!(" for {}", age(since, now))).unwrap_or_default();
+            let reason = hold.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            ("operator", Cell::some(format!("{}{since}{reason}", hold.kind)).tone(Tone::Warn))
+        }));
         pairs.extend(self.reason.iter().map(|reason| ("reason", Cell::some(reason))));
         pairs.extend(several("taint", taints.map(Cell::some)));
         pairs.extend(several("claim", claims.map(Cell::some)));
@@ -166,7 +214,7 @@ fn health_tone(health: Option<&Health>) -> Tone {
 fn state(state: &str) -> Cell {
     let tone = match state {
         "gone" | "quarantined" | "lost" => Tone::Bad,
-        "tainted" | "closed" | "foreign" => Tone::Warn,
+        "tainted" | "closed" | "foreign" | "cordoned" | "drained" | "draining" => Tone::Warn,
         _ => Tone::Plain,
     };
     Cell::known(Some(state).filter(|state| *state != "unknown")).tone(tone)

@@ -5,7 +5,7 @@ use npu_proto::admin as proto;
 
 use crate::{
     client::Client,
-    document::{Claim, Device, time},
+    document::{CardHealth, Claim, Device, time},
     failure::Failure,
     output::Output,
     view::Item,
@@ -32,6 +32,21 @@ impl Watched for Device {
 
     fn ended(self) -> Self {
         Self { state: "gone".to_owned(), health: None, claims: Vec::new(), taints: Vec::new(), ..self }
+    }
+}
+
+impl Watched for CardHealth {
+    fn request() -> proto::WatchRequest {
+        Device::request()
+    }
+
+    fn news(answer: proto::WatchResponse) -> (Vec<Self>, Vec<String>) {
+        let (devices, removed) = Device::news(answer);
+        (devices.into_iter().map(Into::into).collect(), removed)
+    }
+
+    fn ended(self) -> Self {
+        Self { health: None, ..self }
     }
 }
 

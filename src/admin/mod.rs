@@ -34,7 +34,12 @@ pub use self::{
     socket::{Socket, SocketError},
 };
 use crate::{
-    domain::{claim::ClaimUid, refusal::Refusal, vnpu::VnpuReading},
+    domain::{
+        claim::{ClaimRef, ClaimUid},
+        node::HoldKind,
+        refusal::Refusal,
+        vnpu::VnpuReading,
+    },
     engine::Snapshot,
 };
 
@@ -50,6 +55,12 @@ pub trait Sources: Send + Sync + 'static {
     fn create_vnpu(&self, device: String, template: String) -> BoxFuture<'static, Result<VnpuReading, Refusal>>;
     /// Destroys a vNPU that no claim has, with `force` also while processes run on its card.
     fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>>;
+    /// Keeps claims from a device, or no longer (`None`); gives the claims that live on it.
+    fn hold(
+        &self,
+        device: String,
+        wanted: Option<(HoldKind, String)>,
+    ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>>;
     /// What kubelet said of us.
     fn kubelet(&self) -> Kubelet;
     /// How the API server and our slices are.

@@ -17,12 +17,16 @@ use super::{
 };
 use crate::domain::{
     claim::ClaimUid,
+    node::HoldKind,
     plan::chip_of,
     refusal::{Kind, Refusal},
 };
 
 /// Least time between two answers of a watch: a burst of changes becomes one answer.
 const PACE: Duration = Duration::from_millis(50);
+
+/// Longest reason that an operator may give, in bytes.
+const REASON_MAX: usize = 256;
 
 pub(super) struct Service {
     pub(super) sources: Arc<dyn Sources>,
@@ -96,6 +100,25 @@ impl Service {
         let device = npu.map(|npu| npu.name.to_string()).unwrap_or_default();
         let closed = snapshot.closed.get(&device).cloned().unwrap_or_default();
         Ok(Response::new(proto::DestroyVnpuResponse { device, closed }))
+    }
+}
+
+impl Service {
+    async fn set_hold(&self, request: Request<proto::HoldRequest>) -> Answer<proto::HoldResponse> {
+        self.permit(&request, Access::Change)?;
+        let proto::HoldRequest { device, kind, reason } = request.into_inner();
+        let kind = match kind.as_str() {
+            "" => None,
+            "cordoned" => Some(HoldKind::Cordon),
+            "drained" => Some(HoldKind::Drain),
+            other => return Err(Status::invalid_argument(format!("{other:?} is neither cordoned nor drained"))),
+        };
+        if reason.len() > REASON_MAX {
+            return Err(Status::invalid_argument(format!("the reason is longer than {REASON_MAX} bytes")));
+        }
+        let wanted = kind.map(|kind| (kind, reason.chars().filter(|c| !c.is_control()).collect()));
+        let claims = self.sources.hold(device, wanted).await.map_err(|refusal| refused(&refusal))?;
+        Ok(Response::new(proto::HoldResponse { claims: claims.iter().map(view::claim_name).collect() }))
     }
 }
 
@@ -195,6 +218,11 @@ impl admin_server::Admin for Service {
     async fn create_vnpu(&self, request: Request<proto::CreateVnpuRequest>) -> Answer<proto::CreateVnpuResponse> {
         let result = self.create(request).await;
         self.count("create_vnpu", result)
+    }
+
+    async fn hold(&self, request: Request<proto::HoldRequest>) -> Answer<proto::HoldResponse> {
+        let result = self.set_hold(request).await;
+        self.count("hold", result)
     }
 
     async fn destroy_vnpu(&self, request: Request<proto::DestroyVnpuRequest>) -> Answer<proto::DestroyVnpuResponse> {

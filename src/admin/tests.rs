@@ -26,6 +26,7 @@ use crate::{
         inventory::tests::inventory_of,
         model::Model,
         names::{DriverName, NodeName, PoolName},
+        node::{Hold, HoldKind},
         notice::Severity,
         npu::StableId,
         plan::Node,
@@ -109,6 +110,7 @@ fn snapshot() -> Snapshot {
         model: Model::Off,
         slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
         closed: std::collections::BTreeMap::new(),
+        holds: std::collections::BTreeMap::new(),
         quiet: Duration::from_mins(1),
     }
 }
@@ -147,6 +149,27 @@ impl Sources for Fixed {
         let why = "processes run on the card".to_owned();
         let refusal = Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why };
         Box::pin(async move { if force { Ok(()) } else { Err(refusal) } })
+    }
+
+    fn hold(
+        &self,
+        device: String,
+        wanted: Option<(HoldKind, String)>,
+    ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>> {
+        let mut world = self.snapshot.lock().unwrap();
+        let npu = world.devices.iter().map(|view| view.npu.clone()).find(|npu| npu.name.as_str() == device);
+        let result = match (npu, wanted) {
+            (None, _) => Err(Refusal::NoSuch(format!("device {device}"))),
+            (Some(npu), Some((kind, reason))) => {
+                world.holds.insert(npu.stable_id, Hold { kind, reason, since: at(900) });
+                Ok(world.claims.iter().map(|record| record.claim.clone()).collect())
+            }
+            (Some(npu), None) => {
+                world.holds.remove(&npu.stable_id);
+                Ok(Vec::new())
+            }
+        };
+        Box::pin(async { result })
     }
 
     fn kubelet(&self) -> Kubelet {
@@ -273,6 +296,41 @@ async fn status_names_what_a_human_should_look_at() {
     let counts = status.claims.unwrap();
     assert_eq!((counts.prepared, counts.quarantined), (1, 1));
     assert!(status.kubelet.unwrap().registered);
+}
+
+#[tokio::test]
+async fn root_drains_a_card_and_lets_claims_have_it_again() {
+    let mut running = start_as_own().await;
+    let hold = |device: &str, kind: &str, reason: &str| proto::HoldRequest {
+        device: device.to_owned(),
+        kind: kind.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let answer = running.client.hold(hold("npu-0", "drained", "a fan")).await.unwrap().into_inner();
+    assert_eq!(answer.claims.len(), 1);
+    running.client.hold(hold("npu-2", "cordoned", "")).await.unwrap();
+    let devices = running.client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices;
+    let states: Vec<_> = devices.iter().map(|device| device.state.as_str()).collect();
+    assert_eq!(states, ["draining", "tainted", "cordoned"]);
+    assert_eq!(devices[0].reason, "drained by an operator: a fan");
+    let hold_of = devices[0].hold.as_ref().unwrap();
+    assert_eq!((hold_of.kind.as_str(), hold_of.reason.as_str(), hold_of.since_ms), ("drained", "a fan", 900_000));
+    let taint = &devices[0].taints[0];
+    assert_eq!((taint.key.as_str(), taint.effect.as_str()), ("npu.huawei.com/drained", "NoExecute"));
+    assert_eq!(devices[2].taints[0].effect, "NoSchedule");
+    let status = running.client.status(proto::StatusRequest {}).await.unwrap().into_inner();
+    assert!(status.attention.iter().any(|point| point.text == "drained by an operator: a fan"), "{status:?}");
+
+    running.client.hold(hold("npu-0", "", "")).await.unwrap();
+    let devices = running.client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices;
+    assert_eq!((devices[0].state.as_str(), devices[0].taints.len(), &devices[0].hold), ("in-use", 0, &None));
+    for (request, code) in [
+        (hold("npu-9", "drained", ""), Code::NotFound),
+        (hold("npu-0", "erased", ""), Code::InvalidArgument),
+        (hold("npu-0", "drained", &"x".repeat(257)), Code::InvalidArgument),
+    ] {
+        assert_eq!(running.client.hold(request).await.unwrap_err().code(), code);
+    }
 }
 
 const GIB: u64 = 1 << 30;

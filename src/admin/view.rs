@@ -14,6 +14,7 @@ use crate::{
         claim::ClaimRef,
         health::{Condition, Health, Level, Link},
         model::Model,
+        node::{Hold, HoldKind},
         notice::Severity,
         npu::{Npu, StableId},
         plan,
@@ -49,21 +50,24 @@ fn device(view: &DeviceView, snapshot: &Snapshot, closed: Option<&str>) -> proto
     let Snapshot { node, driver_version, quiet, .. } = snapshot;
     let (npu, first) = (&view.npu, view.npu.first());
     let sick = view.health.as_ref().filter(|health| !health.condition.is_usable());
+    let hold = snapshot.holds.get(&npu.stable_id);
     let state = match (sick.map(|health| health.condition), holder_of_all(view)) {
         (Some(Condition::Lost), _) => "gone",
+        _ if hold.is_some_and(|hold| hold.kind == HoldKind::Drain) && view.owners.is_empty() => "drained",
+        _ if hold.is_some_and(|hold| hold.kind == HoldKind::Drain) => "draining",
         (_, Some(_)) => "in-use",
+        _ if hold.is_some() && view.owners.is_empty() => "cordoned",
         (Some(_), _) => "tainted",
         _ if closed.is_some() => "closed",
         _ if !view.owners.is_empty() => "split",
         _ => "free",
     };
-    let reason = match (closed, sick) {
-        (Some(why), _) => why.to_owned(),
-        (None, Some(health)) => format!("health {}: {}", health.condition, health.text()),
-        (None, None) => String::new(),
-    };
+    let held = hold.map(held_text);
+    let sick_text = sick.map(|health| format!("health {}: {}", health.condition, health.text()));
+    let reason = closed.map(str::to_owned).into_iter().chain(held).chain(sick_text).collect::<Vec<_>>().join("; ");
     let mut taints: Vec<_> = sick.and_then(|health| slice::health_taint(&node.driver, health)).into_iter().collect();
     taints.extend(closed.map(|why| slice::closed_taint(&node.driver, why)));
+    taints.extend(hold.map(|hold| slice::hold_taint(&node.driver, hold)));
     proto::Device {
         name: npu.name.to_string(),
         model: first.chip_name.clone(),
@@ -81,7 +85,19 @@ fn device(view: &DeviceView, snapshot: &Snapshot, closed: Option<&str>) -> proto
         taints: taints.into_iter().map(taint).collect(),
         driver_version: driver_version.clone(),
         reason,
+        hold: hold.map(device_hold),
     }
+}
+
+/// What an operator has done to a card.
+pub fn device_hold(hold: &Hold) -> proto::DeviceHold {
+    let Hold { kind, reason, since } = hold;
+    proto::DeviceHold { kind: kind.as_str().to_owned(), reason: reason.clone(), since_ms: since.as_millisecond() }
+}
+
+fn held_text(hold: &Hold) -> String {
+    let why = if hold.reason.is_empty() { String::new() } else { format!(": {}", hold.reason) };
+    format!("{} by an operator{why}", hold.kind.as_str())
 }
 
 /// Why a card takes no new claims.
@@ -136,7 +152,7 @@ fn taint(taint: slice::Taint) -> proto::Taint {
     proto::Taint { key: taint.key, value: taint.value, effect: taint.effect.as_str().to_owned() }
 }
 
-fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
+pub(super) fn claim_name(claim: &ClaimRef) -> proto::ClaimName {
     proto::ClaimName { namespace: claim.namespace.clone(), name: claim.name.clone(), uid: claim.uid.to_string() }
 }
 
@@ -468,6 +484,11 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
         parts.extend(device.taints.iter().map(|taint| format!("tainted {}", taint.effect)));
         let text = parts.join("; ");
         all.push(point(&device.name, text, health.since_ms));
+    }
+    for view in &snapshot.devices {
+        if let Some(hold) = snapshot.holds.get(&view.npu.stable_id) {
+            all.push(point(view.npu.name.as_str(), held_text(hold), Some(hold.since.as_millisecond())));
+        }
     }
     for (device, why) in &snapshot.closed {
         all.push(point(device, format!("takes no new claims: {why}"), None));

@@ -344,7 +344,8 @@ fn what(notice: &Notice) -> String {
         Notice::Health { device, .. }
         | Notice::Lost { device }
         | Notice::Found { device }
-        | Notice::Closed { device, .. } => device.to_string(),
+        | Notice::Closed { device, .. }
+        | Notice::OnHold { device, .. } => device.to_string(),
         Notice::VnpuLost { id, .. } => id.to_string(),
         Notice::Model { model, .. } => model.to_string(),
         Notice::Quarantined { uid, .. } | Notice::Rebuilt { uid } | Notice::Swept { uid } => uid.clone(),

@@ -12,7 +12,7 @@ use crate::{
     domain::{
         claim::{AllocatedClaim, ClaimRef, ClaimUid},
         model::Kept,
-        node::NodeMemory,
+        node::{HoldKind, NodeMemory},
         notice::Notice,
         plan::{FoundFile, Node, Step},
         refusal::Refusal,
@@ -136,6 +136,14 @@ impl admin::Sources for View {
 
     fn destroy_vnpu(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
         self.engine.operator_destroy(id, force)
+    }
+
+    fn hold(
+        &self,
+        device: String,
+        wanted: Option<(HoldKind, String)>,
+    ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>> {
+        self.engine.hold(device, wanted)
     }
 
     fn kubelet(&self) -> admin::Kubelet {

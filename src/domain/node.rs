@@ -1,5 +1,8 @@
 //! What the node remembers of its cards, so that a name stays with its card.
 
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -33,6 +36,42 @@ pub struct CardMemory {
     /// Faults that keep claims away: a restart is no recovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultMemory>,
+    /// An operator's hand on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+}
+
+/// What an operator has done to a card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    /// Whether it is drained too.
+    pub kind: HoldKind,
+    /// Why, in the operator's words; may be empty.
+    pub reason: String,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+/// How an operator keeps claims from a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HoldKind {
+    /// No new claim gets it.
+    Cordon,
+    /// No new claim gets it, and pods that do not tolerate it are evicted.
+    Drain,
+}
+
+impl HoldKind {
+    /// What the card then is, and the name of its taint.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cordon => "cordoned",
+            Self::Drain => "drained",
+        }
+    }
 }
 
 impl NodeMemory {
@@ -56,6 +95,7 @@ impl NodeMemory {
                 vdie,
                 bus_id,
                 faults: Vec::new(),
+                hold: None,
             });
         }
         memory
@@ -93,10 +133,24 @@ impl NodeMemory {
                 turn += 1;
                 stable_id = StableId::from_text(&format!("pci-{bus_id}-{turn}")).unwrap_or(stable_id);
             }
-            self.cards.push(CardMemory { name, stable_id, vdie: vdie.cloned(), bus_id, faults: Vec::new() });
+            self.cards.push(CardMemory {
+                name,
+                stable_id,
+                vdie: vdie.cloned(),
+                bus_id,
+                faults: Vec::new(),
+                hold: None,
+            });
             self.cards.len() - 1
         };
         Ok(&self.cards[index])
+    }
+
+    /// Cards that an operator keeps claims from.
+    #[must_use]
+    pub fn holds(&self) -> BTreeMap<StableId, Hold> {
+        let held = self.cards.iter().filter_map(|card| Some((card.stable_id.clone(), card.hold.clone()?)));
+        held.collect()
     }
 
     /// The card of an identity.

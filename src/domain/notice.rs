@@ -5,6 +5,7 @@ use super::{
     health::Condition,
     model::Model,
     names::DeviceName,
+    node::{Hold, HoldKind},
     refusal::{Kind, Refusal},
 };
 
@@ -77,6 +78,15 @@ pub enum Notice {
         /// Why; `None` if it is open again.
         why: Option<String>,
     },
+    /// An operator keeps claims from a card, or no longer does.
+    OnHold {
+        /// The card.
+        device: DeviceName,
+        /// What the operator did; `None` if claims come again.
+        hold: Option<Hold>,
+        /// Claims that live on the card.
+        claims: Vec<ClaimRef>,
+    },
     /// A vNPU of ours was destroyed by somebody else.
     VnpuLost {
         /// The claim that has it.
@@ -127,6 +137,7 @@ impl Notice {
             Self::Prepared { .. } | Self::Unprepared { .. } | Self::Found { .. } | Self::Closed { why: None, .. } => {
                 Severity::Info
             }
+            Self::OnHold { hold: None, .. } => Severity::Info,
             Self::Model { why, .. } if why.is_empty() => Severity::Info,
             Self::Health { to: Condition::Ok, .. } => Severity::Info,
             Self::Health { to: Condition::Unknown | Condition::Warn, .. } => Severity::Warning,
@@ -136,6 +147,7 @@ impl Notice {
                 Severity::Error
             }
             Self::Closed { .. }
+            | Self::OnHold { .. }
             | Self::Model { .. }
             | Self::Refused { .. }
             | Self::Rebuilt { .. }
@@ -155,6 +167,9 @@ impl Notice {
             Self::Found { .. } => "NpuFound",
             Self::Closed { why: Some(_), .. } => "NpuClosed",
             Self::Closed { why: None, .. } => "NpuOpen",
+            Self::OnHold { hold: Some(Hold { kind: HoldKind::Drain, .. }), .. } => "NpuDrained",
+            Self::OnHold { hold: Some(_), .. } => "NpuCordoned",
+            Self::OnHold { hold: None, .. } => "NpuUncordoned",
             Self::VnpuLost { .. } => "NpuVnpuLost",
             Self::Model { .. } => "NpuSlicingModel",
             Self::Quarantined { .. } => "NpuRecordQuarantined",
@@ -190,6 +205,7 @@ impl Notice {
             | Self::Lost { device }
             | Self::Found { device }
             | Self::Closed { device, .. }
+            | Self::OnHold { device, .. }
             | Self::VnpuLost { device, .. } => Some(device),
             _ => None,
         }
@@ -199,7 +215,8 @@ impl Notice {
     #[must_use]
     pub fn affected(&self) -> &[ClaimRef] {
         match self {
-            Self::Health { claims, .. } => claims,
+            Self::Health { claims, .. }
+            | Self::OnHold { hold: Some(Hold { kind: HoldKind::Drain, .. }), claims, .. } => claims,
             _ => &[],
         }
     }
@@ -220,6 +237,11 @@ impl Notice {
             Self::Found { device } => format!("{device} was found on this node"),
             Self::Closed { device, why: Some(why) } => format!("{device} takes no new claims: {why}"),
             Self::Closed { device, why: None } => format!("{device} takes new claims again"),
+            Self::OnHold { device, hold: None, .. } => format!("an operator lets claims have {device} again"),
+            Self::OnHold { device, hold: Some(hold), .. } => {
+                let why = if hold.reason.is_empty() { String::new() } else { format!(": {}", hold.reason) };
+                format!("{device} is {} by an operator{why}", hold.kind.as_str())
+            }
             Self::VnpuLost { claim, device, id } => {
                 format!("vNPU {id} of claim {claim} on {device} was destroyed by somebody else; delete the pod")
             }

@@ -521,6 +521,12 @@ fn check_card(
             taint: taint.key,
         });
     }
+    if let Some(hold) = world.offer.holds.get(&npu.stable_id) {
+        let taint = slice::hold_taint(driver, hold);
+        if !result.tolerations.iter().any(|toleration| toleration.tolerates(&taint)) {
+            return Err(Refusal::OnHold { claim: claim.clone(), device, hold: hold.clone(), taint: taint.key });
+        }
+    }
     if let Some(why) = world.offer.closed(&npu.stable_id) {
         return Err(Refusal::Closed { claim: claim.clone(), device, why: why.clone() });
     }

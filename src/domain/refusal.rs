@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use super::{
     claim::{ClaimRef, RESULTS_MAX},
     health::Condition,
+    node::Hold,
 };
 
 /// What a caller can do about a refusal.
@@ -88,6 +89,30 @@ pub enum Refusal {
         why: String,
         /// Key of its taint.
         taint: String,
+    },
+    /// An operator keeps claims from the device.
+    #[error(
+        "device {device} of claim {claim} is {} by an operator since {:.0} ({}); delete the pod, or let the claim \
+         tolerate the taint {taint}",
+        hold.kind.as_str(), hold.since, if hold.reason.is_empty() { "no reason given" } else { &hold.reason }
+    )]
+    OnHold {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+        /// What the operator did.
+        hold: Hold,
+        /// Key of its taint.
+        taint: String,
+    },
+    /// What an operator wants is in force, but is not on disk.
+    #[error("{what}, but that cannot be written to disk and ends with the daemon: {why}")]
+    NotKept {
+        /// What is in force.
+        what: String,
+        /// Why it is not on disk.
+        why: String,
     },
     /// Another claim holds the device.
     #[error("device {device} of claim {claim} is held by claim {holder} (UID {uid}) until kubelet unprepares that one")]
@@ -357,6 +382,7 @@ impl Refusal {
             | Self::IdTaken { .. }
             | Self::OperatorFailed { .. }
             | Self::Internal(..)
+            | Self::NotKept { .. }
             | Self::ClaimUnreadable { retry: true, .. } => Kind::Retry,
             Self::DeviceGone { .. }
             | Self::ClaimMissing(_)
@@ -369,7 +395,7 @@ impl Refusal {
             | Self::Disputed { .. }
             | Self::Denied { .. }
             | Self::VnpuLost { .. } => Kind::Conflict,
-            Self::Unhealthy { .. } | Self::Closed { .. } | Self::NoRoom { .. } => Kind::Exhausted,
+            Self::Unhealthy { .. } | Self::OnHold { .. } | Self::Closed { .. } | Self::NoRoom { .. } => Kind::Exhausted,
             Self::NothingForUs(..)
             | Self::TooManyDevices(..)
             | Self::ForeignPool { .. }

@@ -192,7 +192,8 @@ impl Turn {
             self.choice = Some(choice);
         }
         let rival = (core.rival)();
-        let wanted = Offer { model, layout, kept, closed: offer.closed.clone(), rival, why };
+        let wanted =
+            Offer { model, layout, kept, closed: offer.closed.clone(), holds: offer.holds.clone(), rival, why };
         if wanted != offer {
             core.state.set_offer(wanted);
         }
@@ -325,17 +326,28 @@ async fn forbidden(core: &Arc<Core>) -> Option<String> {
     }
 }
 
-/// Says what changed, publishes it, and writes the node's memory if it did. A name is on disk before it is published:
-/// another card must never get it.
+/// Says what changed, publishes it, and writes the node's memory if it did.
 pub(super) async fn settle(core: &Arc<Core>, change: Change) {
+    announce(core, &change);
+    if let Err(why) = save(core).await {
+        warn!(error = why, "the node's memory of its cards cannot be written; it is tried again at the next poll");
+    }
+}
+
+/// Says what changed, and publishes it. A name is on disk before it is published: another card must never get it.
+pub(super) fn announce(core: &Core, change: &Change) {
     for notice in &change.notices {
         core.outbox.say(notice);
     }
     if !change.named {
         publish(core);
     }
+}
+
+/// Writes the node's memory, if it is not on disk.
+pub(super) async fn save(core: &Arc<Core>) -> Result<(), String> {
     if !core.state.is_unsaved() {
-        return;
+        return Ok(());
     }
     // One after the other: an older memory must never be written over a newer one.
     let turn = core.writing.clone().lock_owned().await;
@@ -346,7 +358,5 @@ pub(super) async fn settle(core: &Arc<Core>, change: Change) {
         state.disk.write_node(&memory).map(|()| state.state.saved(&memory))
     };
     let written = tokio::task::spawn_blocking(write).await;
-    if let Err(why) = written.unwrap_or_else(|error| Err(error.to_string())) {
-        warn!(error = why, "the node's memory of its cards cannot be written; it is tried again at the next poll");
-    }
+    written.unwrap_or_else(|error| Err(error.to_string()))
 }

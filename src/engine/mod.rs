@@ -41,7 +41,7 @@ use crate::{
         claim::{AllocatedClaim, ClaimRef, ClaimUid, PreparedDevice},
         health::{DeviceHealth, Policy},
         model::{Kept, Wish},
-        node::NodeMemory,
+        node::{Hold, HoldKind, NodeMemory},
         notice::Notice,
         plan::Node,
         record::{Quarantined, Record},
@@ -272,6 +272,26 @@ impl Engine {
     pub fn operator_destroy(&self, id: u32, force: bool) -> BoxFuture<'static, Result<(), Refusal>> {
         let core = self.core.clone();
         cards::detached(async move { cards::operator_destroy(&core, id, force).await })
+    }
+
+    /// Keeps claims from a card, or no longer (`None`); gives the claims that live on it. The work goes on if the answer
+    /// is no longer awaited.
+    pub fn hold(
+        &self,
+        device: String,
+        wanted: Option<(HoldKind, String)>,
+    ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>> {
+        let core = self.core.clone();
+        cards::detached(async move {
+            let hold = wanted.map(|(kind, reason)| Hold { kind, reason, since: now() });
+            let what = match &hold {
+                Some(hold) => format!("{device} is {}", hold.kind.as_str()),
+                None => format!("{device} takes claims again"),
+            };
+            let (change, claims) = core.state.hold(&device, hold)?;
+            health::announce(&core, &change);
+            health::save(&core).await.map(|()| claims).map_err(|why| Refusal::NotKept { what, why })
+        })
     }
 
     /// Health of all devices that live claims hold; the complete list at each change.

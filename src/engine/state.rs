@@ -13,12 +13,12 @@ use super::Loaded;
 use crate::{
     device::Status,
     domain::{
-        claim::{AllocatedClaim, ClaimUid},
+        claim::{AllocatedClaim, ClaimRef, ClaimUid},
         health::{Condition, DeviceHealth, Health, HealthReading, Policy, Report},
         inventory::Inventory,
         model::Model,
         names::{DeviceName, InvalidName},
-        node::NodeMemory,
+        node::{Hold, NodeMemory},
         notice::Notice,
         npu::{Npu, Scan, StableId},
         plan::{self, FoundFile, HealthMap, Node, Prepare, Readings, Recovery, Release, Step, World},
@@ -69,6 +69,8 @@ pub struct Snapshot {
     pub slicing: String,
     /// Why cards take no new claims, by name.
     pub closed: BTreeMap<String, String>,
+    /// Cards that an operator keeps claims from, those that are not found too.
+    pub holds: BTreeMap<StableId, Hold>,
     /// How long a card must be quiet before a fault of it is over.
     pub quiet: Duration,
 }
@@ -125,7 +127,8 @@ impl State {
         }
         let sick = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty());
         let health = sick.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, now))).collect();
-        let known = Known { memory: loaded.memory, health, policy, ledger, ..Known::default() };
+        let offer = Offer { holds: loaded.memory.holds(), ..Offer::default() };
+        let known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
         Self {
             node,
             known: Mutex::new(known),
@@ -241,6 +244,31 @@ impl State {
         self.known().policy = policy;
     }
 
+    /// Puts an operator's hand on a card, or takes it away; gives the claims that live on it. A lost card can be held too.
+    pub(super) fn hold(&self, device: &str, hold: Option<Hold>) -> Result<(Change, Vec<ClaimRef>), Refusal> {
+        let mut known = self.known();
+        let no_such = || Refusal::NoSuch(format!("device {device}"));
+        let card = known.memory.cards.iter_mut().find(|card| card.name.as_str() == device).ok_or_else(no_such)?;
+        let same = |old: &Hold, new: &Hold| old.kind == new.kind && old.reason == new.reason;
+        let is_news = match (&card.hold, &hold) {
+            (Some(old), Some(new)) => !same(old, new),
+            (old, new) => old.is_some() != new.is_some(),
+        };
+        let (name, id) = (card.name.clone(), card.stable_id.clone());
+        if is_news {
+            card.hold.clone_from(&hold);
+            known.unsaved = true;
+            known.offer.holds = known.memory.holds();
+        }
+        let claims: Vec<_> = known.ledger.owners(&id).map(|record| record.claim.clone()).collect();
+        let mut change = Change::default();
+        if is_news {
+            change.notices.push(Notice::OnHold { device: name, hold, claims: claims.clone() });
+            self.changed(&known);
+        }
+        Ok((change, claims))
+    }
+
     /// True if the node's memory must be written.
     pub(super) fn is_unsaved(&self) -> bool {
         self.known().unsaved
@@ -286,8 +314,8 @@ impl State {
     /// Changes how the cards are offered; what closes cards is not touched.
     pub(super) fn set_offer(&self, offer: Offer) {
         let mut known = self.known();
-        let closed = std::mem::take(&mut known.offer.closed);
-        known.offer = Offer { closed, ..offer };
+        let (closed, holds) = (std::mem::take(&mut known.offer.closed), std::mem::take(&mut known.offer.holds));
+        known.offer = Offer { closed, holds, ..offer };
         self.changed(&known);
     }
 
@@ -575,6 +603,7 @@ impl State {
                 .iter()
                 .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed(&npu.stable_id)?.clone())))
                 .collect(),
+            holds: known.offer.holds.clone(),
             quiet: known.policy.quiet,
         }
     }

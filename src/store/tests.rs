@@ -8,7 +8,7 @@ use crate::domain::{
     claim::ClaimRef,
     health::{Action, Cause, FaultMemory, Level},
     names::DeviceName,
-    node::CardMemory,
+    node::{CardMemory, Hold, HoldKind},
     npu::{PciAddress, StableId, Vdie},
     record::{Holding, Phase},
 };
@@ -58,6 +58,7 @@ fn memory() -> NodeMemory {
                 since: jiff::Timestamp::UNIX_EPOCH,
             },
         ],
+        hold: Some(Hold { kind: HoldKind::Drain, reason: "a fan".to_owned(), since: jiff::Timestamp::UNIX_EPOCH }),
     };
     NodeMemory { cards: vec![card] }
 }

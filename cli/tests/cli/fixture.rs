@@ -19,7 +19,7 @@ use npu_dra::{
         inventory::Inventory,
         model::Model,
         names::{DriverName, NodeName, PoolName},
-        node::NodeMemory,
+        node::{Hold, HoldKind, NodeMemory},
         notice::Severity,
         npu::{ChipReading, Family, MIB, Npu, Scan, StableId, Vdie},
         plan::Node,
@@ -169,6 +169,7 @@ pub(crate) fn snapshot() -> Snapshot {
         model: Model::Off,
         slicing: "hard slicing is not enabled (--enable-hard-vnpu)".to_owned(),
         closed: std::collections::BTreeMap::new(),
+        holds: std::collections::BTreeMap::new(),
         quiet: Duration::from_mins(1),
     }
 }
@@ -332,6 +333,25 @@ impl Sources for World {
             }
             _ => Err(Refusal::NoSuch(format!("vNPU {id}"))),
         };
+        Box::pin(async { result })
+    }
+
+    fn hold(
+        &self,
+        device: String,
+        wanted: Option<(HoldKind, String)>,
+    ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>> {
+        let mut result = Err(Refusal::NoSuch(format!("device {device}")));
+        self.change(|world| {
+            let Some(view) = world.devices.iter().find(|view| view.npu.name.as_str() == device) else { return };
+            result = Ok(view.owners.iter().map(|record| record.claim.clone()).collect());
+            match wanted {
+                Some((kind, reason)) => {
+                    world.holds.insert(view.npu.stable_id.clone(), Hold { kind, reason, since: ago(90) });
+                }
+                None => drop(world.holds.remove(&view.npu.stable_id)),
+            }
+        });
         Box::pin(async { result })
     }
 

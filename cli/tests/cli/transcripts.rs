@@ -59,6 +59,16 @@ fn an_operator_makes_and_destroys_vnpus() {
 }
 
 #[test]
+fn an_operator_drains_and_cordons_cards() {
+    let daemon = Daemon::start();
+    let cases = cases();
+    cases.env("NPUCTL_SOCKET", daemon.socket().to_str().unwrap());
+    cases.case("tests/cli/transcripts/held/*.trycmd");
+    cases.run();
+    drop(daemon);
+}
+
+#[test]
 fn root_sees_the_records_while_the_daemon_is_down() {
     if !fixture::is_root() {
         // Others get an error: see the test of that.

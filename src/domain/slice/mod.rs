@@ -7,6 +7,7 @@ use super::{
     inventory::Inventory,
     model::{Kept, Model},
     names::{DriverName, PoolName, attribute_text, label_from},
+    node::{Hold, HoldKind},
     npu::{Family, Npu, StableId},
     plan::HealthMap,
     quantity::Quantity,
@@ -146,8 +147,10 @@ pub struct Offer {
     pub layout: BTreeMap<String, Vec<String>>,
     /// What the API server keeps.
     pub kept: Kept,
-    /// Cards that take no new claims, with the reason: foreign vNPUs or processes, drained.
+    /// Cards that take no new claims, with the reason: foreign vNPUs or processes.
     pub closed: BTreeMap<StableId, String>,
+    /// Cards that an operator keeps claims from.
+    pub holds: BTreeMap<StableId, Hold>,
     /// Another driver of the same cards on this node, which closes all of them.
     pub rival: Option<String>,
     /// Why it is this model and no better one; empty if it is the best.
@@ -169,6 +172,7 @@ impl Default for Offer {
             layout: BTreeMap::new(),
             kept: Kept::default(),
             closed: BTreeMap::new(),
+            holds: BTreeMap::new(),
             rival: None,
             why: String::new(),
         }
@@ -390,6 +394,7 @@ impl Writer<'_> {
         if let Some(why) = self.offer.closed(&npu.stable_id) {
             taints.push(closed_taint(self.driver, why));
         }
+        taints.extend(self.offer.holds.get(&npu.stable_id).map(|hold| hold_taint(self.driver, hold)));
         taints
     }
 
@@ -465,6 +470,15 @@ pub fn health_taint(driver: &DriverName, health: &Health) -> Option<Taint> {
 /// The taint of a card that takes no new claims.
 pub fn closed_taint(driver: &DriverName, why: &str) -> Taint {
     Taint { key: format!("{driver}/closed"), value: label_from(why), effect: Effect::NoSchedule }
+}
+
+/// The taint of a card that an operator keeps claims from.
+pub fn hold_taint(driver: &DriverName, hold: &Hold) -> Taint {
+    let effect = match hold.kind {
+        HoldKind::Cordon => Effect::NoSchedule,
+        HoldKind::Drain => Effect::NoExecute,
+    };
+    Taint { key: format!("{driver}/{}", hold.kind.as_str()), value: label_from(&hold.reason), effect }
 }
 
 /// A whole card. Every device of ours has the same own attribute names: a missing one would be a CEL error that stops
