@@ -381,6 +381,9 @@ fn kubelet_settings() -> Value {
         "staticPodPath": "/etc/kubernetes/manifests", "resolvConf": "", "clusterDomain": "cluster.local",
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100, "serializeImagePulls": false,
+        // A pod that could not be prepared is tried again after this: now and then kubelet reads a claim before the
+        // API server's authorizer has heard that the pod is here.
+        "syncFrequency": "5s",
         "logging": {"verbosity": 2},
     })
 }

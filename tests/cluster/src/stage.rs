@@ -380,9 +380,15 @@ impl Stage {
         let id = state["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
         let id = id.with_context(|| format!("container {container} does not run: {state}"))?;
         let number = self.numbers.replace(self.numbers.get() + 1);
+        // Written by the shim itself: what ctr copies from it gets lost now and then if the program ends at once.
+        let log = format!("/var/lib/cluster/exec-{number}");
         let mut command = self.plane.machine().command("ctr");
-        command.args(["-n", "k8s.io", "tasks", "exec", "--exec-id", &format!("case-{number}"), id]).args(words);
-        Ok(said(&command.output().context("cannot run ctr")?))
+        command.args(["-n", "k8s.io", "tasks", "exec", "--exec-id", &format!("case-{number}")]);
+        command.args(["--log-uri", &format!("file://{log}"), id]).args(words);
+        let output = command.output().context("cannot run ctr")?;
+        let written = fs::read(self.plane.file(&log)).unwrap_or_default();
+        let _ = fs::remove_file(self.plane.file(&log));
+        Ok(said(&output, &written))
     }
 
     /// Runs a shell script in container `main` of a pod.
@@ -509,12 +515,12 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-fn said(output: &Output) -> Said {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // ctr adds warnings of its own.
+fn said(ctr: &Output, written: &[u8]) -> Said {
+    let (written, err) = (String::from_utf8_lossy(written), String::from_utf8_lossy(&ctr.stderr));
+    // ctr adds warnings of its own, and what it could not do at all.
     let own = err.lines().filter(|line| !line.starts_with("time=\""));
-    let text: Vec<_> = out.lines().chain(own).collect();
-    Said { code: output.status.code().unwrap_or(-1), text: text.join("\n").trim().to_owned() }
+    let text: Vec<_> = written.lines().chain(own).collect();
+    Said { code: ctr.status.code().unwrap_or(-1), text: text.join("\n").trim().to_owned() }
 }
 
 fn json_files(dir: &Path) -> anyhow::Result<Vec<(String, Value)>> {
