@@ -1,6 +1,10 @@
 //! The cases, one file a subject.
 
+mod booking;
 mod first;
+mod models;
+mod scheduler;
+mod select;
 mod whole;
 
 use crate::stage::Stage;
@@ -10,5 +14,5 @@ pub(crate) type Case = (&'static str, fn(&Stage) -> anyhow::Result<()>);
 
 /// All cases, in the order in which they run.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    [first::CASES, whole::CASES].into_iter().flatten().copied()
+    [first::CASES, whole::CASES, models::CASES, scheduler::CASES, select::CASES].into_iter().flatten().copied()
 }
