@@ -49,7 +49,7 @@ echo "packaging: DEB $version-$release $deb_arch" >&2
     { cat "$work/deb.log" >&2; die 'the DEBs could not be made'; }
 
 echo "packaging: RPM $version-$release $arch" >&2
-rpmbuild -bb --target "$arch" --define "_topdir $work/rpm" --define "_builddir $tree" \
+rpmbuild -bb --target "$arch" --define "_topdir $work/rpm" --define "tree $tree" \
     --define "npu_version $version" --define "npu_release $release" \
     --define "programs $programs" \
     "$tree/packaging/rpm/npu-dra.spec" >"$work/rpm.log" 2>&1 ||
