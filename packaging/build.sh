@@ -18,10 +18,12 @@ zig=$(zig_environment)
 # The same words everywhere, so that the same source gives the same bytes.
 set -- zigbuild --release --locked --target "$target.$GLIBC_FLOOR" --package npu-dra --package npuctl
 remap() { # directory, name
-    RUSTFLAGS="$RUSTFLAGS --remap-path-prefix=$1=$2" CFLAGS="$CFLAGS -ffile-prefix-map=$1=$2"
+    REMAP="$REMAP
+$1=$2"
+    CFLAGS="$CFLAGS -ffile-prefix-map=$1=$2"
 }
-RUSTFLAGS='' CFLAGS=''
-export RUSTFLAGS CFLAGS CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_INCREMENTAL=0
+REMAP='' CFLAGS='' RUSTFLAGS=''
+export REMAP CFLAGS RUSTFLAGS CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_INCREMENTAL=0
 
 case $arch in
 "$(uname -m)")
@@ -40,7 +42,7 @@ case $arch in
     else
         set -- "$zig/bin/cargo-zigbuild" "$@"
     fi
-    PATH="$zig/bin:$PATH" "$@"
+    PATH="$zig/bin:$PATH" RUSTC_WRAPPER=$PWD/packaging/rustc.sh "$@"
     built=target/$target/release generate=packaging/generate.sh
     ;;
 aarch64)
