@@ -117,7 +117,11 @@ fn daemon_page() -> io::Result<Vec<u8>> {
         "End within two seconds: kubelet's registration socket goes first; claims that \
         are being prepared are left to their records.",
     );
-    entry(&mut text, "SIGHUP", "Read log.level again. Other settings are checked, and need a restart.");
+    entry(
+        &mut text,
+        "SIGHUP",
+        "Read log.level, slicing.model, slicing.layout, health.quiet, health.link and health.faults again. Others that have changed are named in the log; they need a restart.",
+    );
     text.control("SH", ["EXIT STATUS"]);
     entry(&mut text, "0", "Ended on request.");
     entry(&mut text, "1", "Failed; starting again may help.");

@@ -18,7 +18,6 @@ use self::{
     logging::Log,
     settings::{Given, Inputs, Settings, SettingsError},
 };
-use crate::domain::model::Wish;
 
 /// Exit code of wrong settings, as clap's for a wrong command line: starting again does not help.
 const EXIT_SETTINGS: u8 = 2;
@@ -37,9 +36,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Err(error) => failure(EXIT_SETTINGS, &error.into()),
         },
         Task::Run => match load(&matches) {
-            Ok((_, settings)) => {
+            Ok((inputs, settings)) => {
                 let log = logging::start(&settings);
-                match run::run(settings, |running| reload(&matches, running, &log)) {
+                match run::run(settings, || reload(&matches, &inputs, &log)) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(error) => failure(error.exit_code(), &error.into()),
                 }
@@ -66,35 +65,23 @@ fn load(matches: &ArgMatches) -> Result<(Inputs, Settings), SettingsError> {
 }
 
 /// Reads the settings again and gives them back: the log's level is taken over here, what else can be changed while
-/// running by the caller; all the rest is compared with what runs.
-fn reload(matches: &ArgMatches, running: &Settings, log: &Log) -> Option<Settings> {
+/// running by the caller; whatever else differs from what runs is named.
+fn reload(matches: &ArgMatches, running: &Inputs, log: &Log) -> Option<Settings> {
     match load(matches) {
-        Ok((_, settings)) => {
+        Ok((inputs, settings)) => {
             log.set_level(&settings.log_level);
             let (level, faults) = (&settings.log_level, settings.health.table.overrides.len());
-            let rest = Settings {
-                log_level: running.log_level.clone(),
-                health: running.health.clone(),
-                slicing: Wish { enabled: settings.slicing.enabled, ..running.slicing.clone() },
-                ..settings.clone()
-            };
-            if rest == *running {
+            let later = settings::need_restart(running, &inputs).join(", ");
+            if later.is_empty() {
                 tracing::info!(level, faults, "reloaded");
             } else {
-                tracing::warn!(
-                    level,
-                    faults,
-                    "reloaded log level, slicing model and layout, and how health is judged; other settings have \
-                     changed and need a restart"
-                );
+                tracing::warn!(level, faults, "reloaded, but these have changed and need a restart: {later}");
             }
             Some(settings)
         }
         Err(error) => {
-            tracing::error!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "the settings are not valid; nothing was reloaded"
-            );
+            let error = anyhow::Error::from(error);
+            tracing::error!("the settings are not valid, nothing was reloaded: {error:#}");
             None
         }
     }

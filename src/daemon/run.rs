@@ -137,7 +137,7 @@ struct Opened {
 }
 
 /// Runs until a signal, or until something fails. `reload` reads the settings again.
-pub(super) fn run(settings: Settings, reload: impl Fn(&Settings) -> Option<Settings>) -> Result<(), Failure> {
+pub(super) fn run(settings: Settings, reload: impl Fn() -> Option<Settings>) -> Result<(), Failure> {
     let started_at = Timestamp::now();
     let adopted = systemd::admin_socket().map_err(system("take the admin socket from systemd"))?;
     check_paths(&settings)?;
@@ -223,7 +223,7 @@ async fn serve(
     settings: Settings,
     mut opened: Opened,
     started_at: Timestamp,
-    reload: impl Fn(&Settings) -> Option<Settings>,
+    reload: impl Fn() -> Option<Settings>,
 ) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let mut registry = Registry::with_prefix("npu_dra");
@@ -398,7 +398,7 @@ impl Signals {
     async fn until_end(
         &mut self,
         core: &Core,
-        reload: impl Fn(&Settings) -> Option<Settings>,
+        reload: impl Fn() -> Option<Settings>,
         tasks: &mut Tasks,
         mut kubelet: Pin<&mut impl Future<Output = Result<(), kubelet::ServeError>>>,
     ) -> End {
@@ -410,7 +410,7 @@ impl Signals {
                     if let Ok(stamp) = NotifyState::monotonic_usec_now() {
                         systemd::tell(&[NotifyState::Reloading, stamp]);
                     }
-                    if let Some(settings) = reload(&core.settings) {
+                    if let Some(settings) = reload() {
                         core.engine.set_policy(settings.health);
                         core.engine.reslice(settings.slicing);
                     }

@@ -402,6 +402,9 @@ async fn a_hangup_reads_the_log_level_again_and_ends_nothing() {
     fs::write(&config, "log.level = \"debug\"\n").unwrap();
     daemon.signal(Signal::SIGHUP).unwrap();
     daemon.wait_log("reloaded", SOON).await.unwrap();
+    fs::write(&config, "log.level = \"debug\"\ndevice.wait = \"9s\"\n").unwrap();
+    daemon.signal(Signal::SIGHUP).unwrap();
+    daemon.wait_log("need a restart: device.wait", SOON).await.unwrap();
     fs::write(&config, "log.level = 5\n").unwrap();
     daemon.signal(Signal::SIGHUP).unwrap();
     daemon.wait_log("npu-dra.toml:1: log.level", SOON).await.unwrap();

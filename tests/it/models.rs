@@ -4,9 +4,10 @@
 use std::{fs, path::PathBuf};
 
 use dcmi::world::Profile;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use testkit::{
-    api::{ApiServer, DeviceResult, Gate, Release},
+    api::{ApiServer, DeviceResult, Gate, Release, State},
     kubelet::{self, Kubelet, client::Claim},
     node::{DRIVER, Daemon, NODE, Node, POOL, SOON, until},
 };
@@ -212,6 +213,45 @@ async fn where_only_counters_are_kept_each_part_is_a_device_of_its_class() {
         }
         setting.assert_nothing_is_left();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hangup_changes_the_static_layout_but_not_under_a_claim() {
+    let flags = ["--slicing-model=static", "--slicing-layout"];
+    let (mut node, text) =
+        (Node::new(Profile::Ascend910B4).unwrap(), |layout| format!("slicing.layout = \"{layout}\"\n"));
+    let config = node.dir().join("npu-dra.toml");
+    fs::write(&config, text("npu-0=vir10_3c_16g+vir10_3c_16g")).unwrap();
+    let api = node.start_api(Release::V1_36).await.unwrap();
+    for class in shipped("deviceclass-templates.yaml") {
+        api.create(GROUP, "deviceclasses", "", &class).unwrap();
+    }
+    let kubelet = node.start_kubelet().unwrap();
+    let command = node.daemon_with(BINARY, &[&["--enable-hard-vnpu=true"], &flags[..]].concat());
+    let daemon = node.start_registered(command, &kubelet).await.unwrap();
+    let setting = Setting { daemon, kubelet, api, node };
+    let reload = |layout: &'static str| {
+        fs::write(&config, text(layout)).unwrap();
+        setting.daemon.signal(Signal::SIGHUP).unwrap();
+    };
+    let offers = |wanted: usize| {
+        move |state: State<'_>| {
+            let slices = state.slices(DRIVER, NODE);
+            let parts = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+            parts.filter(|device| device["attributes"]["type"]["string"] == "vnpu").count() == wanted
+        }
+    };
+    setting.api.wait_until(offers(2), SOON).await.unwrap();
+    reload("npu-0=vir05_1c_8g+vir05_1c_8g+vir05_1c_8g");
+    setting.api.wait_until(offers(3), SOON).await.unwrap();
+
+    let (claim, _) = setting.prepared(setting.claim("part", "vir05-1c-8g.npu.huawei.com", None)).await;
+    reload("npu-0=vir10_3c_16g");
+    setting.daemon.wait_log("layout is pending until claims on npu-0", SOON).await.unwrap();
+    assert_eq!(setting.published("vnpu").await.len(), 3, "a layout changed under a claim");
+    setting.release(&claim).await;
+    setting.api.wait_until(offers(1), SOON).await.unwrap();
+    setting.assert_nothing_is_left();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -222,6 +222,24 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
+/// What is taken over at SIGHUP.
+pub const RELOADED: [&Key; 6] = [
+    &keys::LOG_LEVEL,
+    &keys::HEALTH_QUIET,
+    &keys::HEALTH_LINK,
+    &keys::HEALTH_FAULTS,
+    &keys::SLICING_LAYOUT,
+    &keys::SLICING_MODEL,
+];
+
+/// The keys whose values differ and are not taken over at SIGHUP.
+#[must_use]
+pub fn need_restart(running: &Inputs, read: &Inputs) -> Vec<&'static str> {
+    let taken = |key: &Key| RELOADED.iter().any(|other| other.name == key.name);
+    let differs = |key: &&'static Key| !taken(key) && running.get(key).value != read.get(key).value;
+    KEYS.iter().filter(differs).map(|key| key.name).collect()
+}
+
 /// Reads and merges everything.
 pub fn read(given: &Given<'_>) -> Result<Inputs, SettingsError> {
     Inputs::merge(fragment::read_all(given.config)?, given)

@@ -78,7 +78,23 @@ pub(crate) fn socket_order(stage: &Stage) -> anyhow::Result<String> {
 
 pub(crate) fn reload(stage: &Stage) -> anyhow::Result<String> {
     const FILE: &str = "/etc/npu-dra/npu-dra.toml.d/reload.toml";
+    const STATIC: &str = "slicing.model = \"static\"\n";
     stage.fresh()?;
+    let layout = |templates: &str| format!("{STATIC}slicing.layout = \"npu-0={templates}\"\n");
+    stage.machine.write(FILE, &layout("vir10_3c_16g+vir10_3c_16g"))?;
+    stage.sh("systemctl restart npu-dra")?;
+    stage.wait_ready()?;
+    let offered = |count: usize| {
+        stage.machine.wait("the layout to be offered", SOON, |_| {
+            let slices: Value = serde_json::from_str(&stage.sh("npuctl slices -o json")?)?;
+            let numbers =
+                slices["items"].as_array().into_iter().flatten().filter_map(|slice| slice["devices"].as_u64());
+            let sum = numbers.sum::<u64>();
+            if sum == u64::try_from(count)? { Ok(Some(())) } else { anyhow::bail!("{sum} of {count}: {slices:#}") }
+        })
+    };
+    // Seven whole cards, and the parts of npu-0.
+    offered(9)?;
     let pid = stage.main_pid()?;
     let reload_with = |text: &str, expected: &[&str]| {
         stage.machine.write(FILE, text)?;
@@ -91,7 +107,10 @@ pub(crate) fn reload(stage: &Stage) -> anyhow::Result<String> {
         })
     };
     let result = (|| {
-        reload_with("log.level = \"debug\"\n", &["reloaded"])?;
+        let parts = layout("vir10_3c_16g+vir05_1c_8g+vir05_1c_8g");
+        reload_with(&parts, &["reloaded"])?;
+        offered(10)?;
+        reload_with(&format!("{parts}log.level = \"debug\"\n"), &["reloaded"])?;
         let active = stage.show("ActiveState")?;
         ensure!(active == "active", "after the reload it is {active}");
         let claim = stage.prepare("loud", None)?;
@@ -101,13 +120,15 @@ pub(crate) fn reload(stage: &Stage) -> anyhow::Result<String> {
             let log = stage.sh(&format!("journalctl -q -o cat _PID={pid} PRIORITY=6 -n 5"))?;
             Ok((!log.is_empty()).then_some(()))
         })?;
-        reload_with("log.level = \"info\"\nhealth.interval = \"3s\"\n", &["restart"])?;
-        reload_with("log.level = \"info\"\nhealth.intervall = \"3s\"\n", &["nothing was reloaded"])?;
-        reload_with("log.level = \"info\"\n", &["reloaded"])
+        reload_with(&format!("{parts}health.interval = \"3s\"\n"), &["need a restart: health.interval"])?;
+        reload_with(&format!("{parts}health.intervall = \"3s\"\n"), &["nothing was reloaded", "intervall"])?;
+        reload_with(&parts, &["reloaded"])
     })();
-    stage.sh(&format!("rm -f {FILE}\nsystemctl reload npu-dra"))?;
+    let same = stage.main_pid().is_ok_and(|now| now == pid);
+    stage.sh(&format!("rm -f {FILE}\nsystemctl restart npu-dra"))?;
     result?;
-    ensure!(stage.main_pid()? == pid, "the process is another one");
+    ensure!(same, "the process is another one");
+    stage.wait_ready()?;
     Ok(String::new())
 }
 
