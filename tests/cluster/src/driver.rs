@@ -136,6 +136,26 @@ impl Driver {
     }
 }
 
+/// The memory of the driver's processes, in KiB: the sum of their proportional set sizes.
+///
+/// # Errors
+/// The driver does not run.
+pub(crate) fn processes_pss(plane: &Plane) -> anyhow::Result<u64> {
+    pss_of(plane, plane.main_pid("npu-dra.service")?)
+}
+
+/// The proportional set size of a process of the node and its children, in KiB.
+///
+/// # Errors
+/// There is no such process.
+pub(crate) fn pss_of(plane: &Plane, pid: u32) -> anyhow::Result<u64> {
+    let text = plane.sh(&format!(
+        "for one in {pid} $(cat /proc/{pid}/task/*/children); do grep ^Pss: /proc/$one/smaps_rollup; done"
+    ))?;
+    let sizes = text.lines().filter_map(|line| line.split_whitespace().nth(1)).map(str::parse::<u64>);
+    sizes.sum::<Result<_, _>>().context("the kernel's sizes cannot be read")
+}
+
 /// The items that `npuctl WORDS -o json` shows.
 pub(crate) fn npuctl(plane: &Plane, words: &[&str]) -> anyhow::Result<Vec<Value>> {
     let all: Vec<_> = ["npuctl"].into_iter().chain(words.iter().copied()).chain(["-o", "json"]).collect();

@@ -10,10 +10,12 @@
 mod api;
 mod cases;
 mod driver;
+mod host;
 mod image;
 mod pki;
 mod plane;
 mod programs;
+mod prove;
 mod setting;
 mod stage;
 
@@ -23,6 +25,7 @@ use anyhow::Context as _;
 use lab::cases::{Account, CANNOT_RUN, Catalogue, Choice};
 
 use crate::{
+    host::Host,
     plane::{Parts, Plane},
     programs::Own,
     setting::{SETTINGS, Setting},
@@ -30,6 +33,10 @@ use crate::{
 };
 
 const CATALOGUE: &str = include_str!("../CASES.toml");
+
+/// The set and the case that look at the host after all others.
+const HOST: &str = "host";
+const UNCHANGED: &str = "host-unchanged";
 
 /// What the variables of the command line ask for.
 struct Wanted {
@@ -62,25 +69,40 @@ fn wanted() -> anyhow::Result<Wanted> {
         let all: Vec<_> = SETTINGS.iter().map(|setting| setting.name).collect();
         anyhow::anyhow!("VERSION={word}: there is no such setting; there are {}", all.join(", "))
     })?;
+    let keep = !matches!(variable("KEEP").as_str(), "" | "0");
+    let mut sets: Vec<String> = sets.into_iter().map(str::to_owned).collect();
+    if sets.is_empty() {
+        sets.extend(SETTINGS.iter().map(|setting| setting.name.to_owned()));
+    }
+    let prove = env::args().any(|word| word == "--prove");
+    if prove && variable("VERSION").is_empty() {
+        sets.clear();
+    } else if !keep {
+        // What stays up is no stranger to the host.
+        sets.push(HOST.to_owned());
+    }
     let names = variable("CASE").split([' ', ',']).filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let own = env::var_os("PROGRAMS").map_or_else(|| programs::repository().join("target/release"), PathBuf::from);
-    Ok(Wanted {
-        choice: Choice { sets: sets.into_iter().map(str::to_owned).collect(), names },
-        keep: !matches!(variable("KEEP").as_str(), "" | "0"),
-        own,
-    })
+    Ok(Wanted { choice: Choice { sets, names }, keep, own })
 }
 
 fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
     let catalogue = Catalogue::parse(CATALOGUE)?;
     let own = Own::in_dir(wanted.own.clone())?;
+    if env::args().any(|word| word == "--prove") {
+        return prove::run(&own, &wanted.choice.sets, &wanted.choice.names);
+    }
     let mut account = Account::open("cluster-test", catalogue, wanted.choice.clone())?;
+    let before = Host::now();
     let settings: Vec<_> = SETTINGS.iter().filter(|setting| account.wants_set(setting.name)).collect();
     for (number, setting) in settings.iter().enumerate() {
         let last = number + 1 == settings.len();
         if let Err(error) = run_setting(&mut account, setting, &own, wanted.keep && last) {
             account.blocked(setting.name, &error);
         }
+    }
+    if !wanted.keep && account.wants(HOST, UNCHANGED) {
+        account.run(HOST, UNCHANGED, || before.check());
     }
     Ok(account.finish())
 }

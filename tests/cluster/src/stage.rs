@@ -6,6 +6,7 @@ use std::{
     fs,
     path::Path,
     process::Output,
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -18,7 +19,7 @@ use crate::{
     api::{Api, path_of},
     driver::{self, Driver, SLICES},
     image,
-    plane::{NODE, Plane, SOON, WORLD},
+    plane::{NODE, Plane, WORLD},
     programs::repository,
     setting::{Kubernetes, Setting},
 };
@@ -291,11 +292,23 @@ impl Stage {
     /// # Errors
     /// It does not; the text has its state and events.
     pub(crate) fn wait_running(&self, pod: &Value) -> anyhow::Result<Value> {
+        self.wait_started(pod, None)
+    }
+
+    /// The same for a pod whose containers have been restarted so often.
+    ///
+    /// # Errors
+    /// As [`Stage::wait_running`].
+    pub(crate) fn wait_restarted(&self, pod: &Value, restarts: u32) -> anyhow::Result<Value> {
+        self.wait_started(pod, Some(restarts))
+    }
+
+    fn wait_started(&self, pod: &Value, restarts: Option<u32>) -> anyhow::Result<Value> {
         let outcome = wait(&format!("pod {} to run", name(pod)), || {
             let pod = self.get(pod)?;
-            let ready = pod["status"]["containerStatuses"]
-                .as_array()
-                .is_some_and(|all| all.iter().all(|one| one["ready"] == true));
+            let ready = pod["status"]["containerStatuses"].as_array().is_some_and(|all| {
+                all.iter().all(|one| one["ready"] == true && restarts.is_none_or(|times| one["restartCount"] == times))
+            });
             if pod["status"]["phase"] == "Failed" {
                 // It never will.
                 return Ok(Some(Err(anyhow!("pod {} failed: {}", name(&pod), pod["status"]))));
@@ -417,6 +430,12 @@ impl Stage {
     /// That of the case, with the logs that tell why; or what the case left.
     pub(crate) fn end(&self, outcome: anyhow::Result<()>) -> anyhow::Result<String> {
         let outcome = outcome.map_err(|error| anyhow!("{error:#}\n{}", self.evidence()));
+        if outcome.is_err() {
+            // It may have stopped some of them.
+            let units = ["kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "npu-dra"];
+            let start: Vec<_> = ["systemctl", "start"].into_iter().chain(units).collect();
+            let _ = self.plane.run(&start).and_then(|_| self.plane.wait_for_server());
+        }
         let left = self.sweep();
         if outcome.is_err() || left.is_err() {
             self.spoil();
@@ -483,12 +502,20 @@ impl Stage {
     }
 }
 
+/// How long [`wait`] waits, in milliseconds.
+static PATIENCE: AtomicU64 = AtomicU64::new(60_000);
+
+/// Lets [`wait`] give up sooner, where what it waits for is not expected.
+pub(crate) fn set_patience(time: Duration) {
+    PATIENCE.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
 /// Asks `probe` again and again until it has an answer; every 20 ms, for a minute.
 ///
 /// # Errors
 /// It has none: the text has its last error.
 pub(crate) fn wait<T>(what: &str, probe: impl FnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
-    wait_for(SOON, what, probe)
+    wait_for(Duration::from_millis(PATIENCE.load(Ordering::Relaxed)), what, probe)
 }
 
 /// The same with a deadline of the case's own.

@@ -1,10 +1,14 @@
 //! The cases, one file a subject.
 
 mod booking;
+mod figures;
 mod first;
+mod lifecycle;
 mod models;
 mod scheduler;
 mod select;
+mod soak;
+mod views;
 mod whole;
 
 use crate::stage::Stage;
@@ -14,5 +18,18 @@ pub(crate) type Case = (&'static str, fn(&Stage) -> anyhow::Result<()>);
 
 /// All cases, in the order in which they run.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    [first::CASES, whole::CASES, models::CASES, scheduler::CASES, select::CASES].into_iter().flatten().copied()
+    [
+        first::CASES,
+        whole::CASES,
+        models::CASES,
+        scheduler::CASES,
+        select::CASES,
+        lifecycle::CASES,
+        views::CASES,
+        figures::CASES,
+        soak::CASES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
 }
