@@ -84,8 +84,7 @@ in_cross_root() { # command…
         printf "[source.crates-io]\nreplace-with = \"vendored\"\n[source.vendored]\ndirectory = \"/src/crates\"\n" \
             >"$root/tmp/cargo/config.toml"
         exec chroot "$root" env -i PATH=/src/zig/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp CARGO_HOME=/tmp/cargo \
-            CARGO_TARGET_DIR=/src/npu-dra/target/cross CARGO_NET_OFFLINE=true \
-            CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc LC_ALL=C.UTF-8 \
+            CARGO_TARGET_DIR=/src/npu-dra/target/cross CARGO_NET_OFFLINE=true LC_ALL=C.UTF-8 \
             sh -euc "cd /src/npu-dra; exec \"\$@\"" sh "$@"
     ' sh "$root" "$crates" "$zig" "$@"
 }
