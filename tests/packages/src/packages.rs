@@ -18,7 +18,7 @@ pub(crate) struct Packages {
     /// The newer release.
     pub(crate) newer: Release,
     /// Whether the newer one is under test (an older release was given), else the older one is.
-    newer_is_tested: bool,
+    pub(crate) newer_is_tested: bool,
 }
 
 /// One release: a directory with its packages.
@@ -101,45 +101,28 @@ impl Release {
     }
 }
 
-/// What packing reads.
-const SOURCES: [&str; 8] =
-    ["README.md", "README-zh.md", "LICENSE", "Cargo.toml", "docs", "etc", "packaging", "systemd"];
+/// A line that `packaging/pack.sh` gives the settings file of a next release more.
+pub(crate) const NEXT_LINE: &str = "# As packaged in release";
 
-/// The line that the next release's configuration has more.
-pub(crate) const NEXT_LINE: &str = "# A line that the next release brought.";
-
-/// Packs the same programs again as the next release, with a configuration file that differs. Kept until the packages
-/// under test change.
+/// Packs the same programs again as the next release. Kept until the packages under test change.
 fn pack_next(checkout: &Path, tested: &Release) -> anyhow::Result<Release> {
     let checkout = checkout.canonicalize().context("cannot find the checkout")?;
     let (version, number) = tested.version.rsplit_once('-').context("the packages have no release number")?;
     let number: u32 = number.parse().with_context(|| format!("{number} is no release number"))?;
     let next = number + 1;
-    let work = checkout.join("target/package-test");
-    let dir = work.join("next");
+    let dir = checkout.join("target/package-test/next");
     let stamp = stamp(&tested.dir.join(&tested.rpms()[0]))?;
     if fs::read_to_string(dir.join("made-from")).is_ok_and(|text| text == stamp) {
         return Release::in_dir(&dir);
     }
-    let tree = work.join("tree");
-    for old in [&tree, &dir] {
-        if old.exists() {
-            fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
-        }
+    if dir.exists() {
+        fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
     }
-    fs::create_dir_all(tree.join("target"))?;
     fs::create_dir_all(&dir)?;
-    let sources = SOURCES.map(|name| checkout.join(name));
-    let copied = Command::new("cp").arg("-R").args(sources).arg(&tree).status().context("cannot run cp")?;
-    ensure!(copied.success(), "cannot copy what is packed");
-    let config = tree.join("etc/npu-dra/npu-dra.toml");
-    let text = fs::read_to_string(&config).context("cannot read the packaged configuration")?;
-    fs::write(&config, format!("{text}\n{NEXT_LINE}\n"))?;
-    std::os::unix::fs::symlink(checkout.join("target/packages"), tree.join("target/packages"))?;
     eprintln!("packing release {version}-{next} of the same programs, to upgrade to");
     let packed = Command::new("sh")
-        .arg(tree.join("packaging/pack.sh"))
-        .args([std::env::consts::ARCH])
+        .arg(checkout.join("packaging/pack.sh"))
+        .arg(std::env::consts::ARCH)
         .arg(&dir)
         .arg(next.to_string())
         .output()

@@ -55,6 +55,8 @@ pub(crate) struct Stage {
     older: Release,
     newer: Release,
     tested: Release,
+    /// Whether the newer release is known to bring another settings file.
+    pub(crate) new_settings: bool,
 }
 
 /// A claim that kubelet prepared.
@@ -117,6 +119,7 @@ impl Stage {
             older: packages.older.clone(),
             newer: packages.newer.clone(),
             tested: packages.tested().clone(),
+            new_settings: !packages.newer_is_tested,
         };
         stage.start_cluster()?;
         if set.format == Format::Rpm {

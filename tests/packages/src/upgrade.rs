@@ -39,7 +39,8 @@ pub(crate) fn keeps(stage: &Stage) -> anyhow::Result<String> {
         Format::Rpm => format!("{CONFIG}.rpmnew"),
     };
     let (code, text, _) = stage.try_sh(&format!("cat {offered}"))?;
-    ensure!(code == 0 && !text.contains(EDIT), "the new configuration was not put beside it as {offered}");
+    let beside = code == 0 && !text.contains(EDIT);
+    ensure!(beside || !stage.new_settings, "the new configuration was not put beside it as {offered}");
     let settings = stage.sh("npu-dra check-config")?;
     ensure!(settings.contains("77s"), "the edit is not in effect:\n{settings}");
     Ok(format!("{} to {}", stage.version(Which::Older), stage.version(Which::Newer)))
