@@ -129,6 +129,12 @@ impl Host {
 
     /// True if the host finds something at a path of its own; its absolute links stay below its root.
     fn is_there(&self, path: &Path) -> bool {
+        // Below the true root that is what the kernel finds.
+        if self.root == Path::new("/") { path.exists() } else { self.walked(path) }
+    }
+
+    /// The same below another root, one part of the path after the other.
+    fn walked(&self, path: &Path) -> bool {
         let mut todo: Vec<OsString> = path.components().rev().map(|part| part.as_os_str().to_owned()).collect();
         let mut here = PathBuf::from("/");
         let mut links = 0;
@@ -186,6 +192,14 @@ mod tests {
         }
         for absent in ["/outside", "/loop", "/absent", "/opt/real/file/below", "/absolute/no"] {
             assert!(!host.is_there(Path::new(absent)), "{absent}");
+        }
+    }
+
+    #[test]
+    fn below_the_true_root_the_kernel_and_the_walk_agree() {
+        let host = Host { root: "/".into() };
+        for path in ["/dev/null", "/etc", "/proc/self/exe", "/etc/../etc/passwd", "/absent", "/dev/null/below"] {
+            assert_eq!(host.is_there(Path::new(path)), host.walked(Path::new(path)), "{path}");
         }
     }
 

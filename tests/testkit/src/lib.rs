@@ -4,5 +4,6 @@ pub mod api;
 pub mod corpus;
 pub mod faultline;
 pub mod kubelet;
+pub mod load;
 pub mod node;
 pub mod plane;

@@ -84,6 +84,8 @@ enum Command {
     /// Hold the API server's stand-in, or a real server, against recorded answers
     #[command(subcommand)]
     Corpus(held::Corpus),
+    /// Measure a driver: kubelet's calls for many claims, one at a time and side by side; JSON
+    Load(held::Load),
 }
 
 #[derive(Debug, clap::Args)]
@@ -161,6 +163,7 @@ async fn work(command: Command) -> anyhow::Result<()> {
             },
         ),
         Command::Corpus(what) => held::corpus(what).await,
+        Command::Load(load) => held::load(load).await,
     }
 }
 
