@@ -110,6 +110,7 @@ impl Plane {
             install(&parts.images, &root.join("opt/images.tar"), 0o644)?;
             install(&parts.own.path("npu-dra"), &root.join("usr/sbin/npu-dra"), 0o755)?;
             install(&parts.own.path("npuctl"), &root.join("usr/bin/npuctl"), 0o755)?;
+            install(&parts.own.path("testkit"), &root.join("opt/testkit"), 0o755)?;
             install(&parts.own.path("libdcmi.so"), &root.join("usr/local/dcmi/libdcmi.so"), 0o644)
         })?;
         let kubeconfig = serde_json::from_value(api::kubeconfig(&machine.root(), "admin"))?;

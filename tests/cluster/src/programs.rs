@@ -163,7 +163,7 @@ impl Own {
     /// # Errors
     /// One is not there.
     pub(crate) fn in_dir(dir: PathBuf) -> anyhow::Result<Self> {
-        for name in ["npu-dra", "npuctl", "libdcmi.so"] {
+        for name in ["npu-dra", "npuctl", "testkit", "libdcmi.so"] {
             let path = dir.join(name);
             if !path.is_file() {
                 bail!("there is no {}; make release builds it", path.display());

@@ -1,5 +1,6 @@
 //! The cases, one file a subject.
 
+mod answers;
 mod booking;
 mod figures;
 mod first;
@@ -20,6 +21,7 @@ pub(crate) type Case = (&'static str, fn(&Stage) -> anyhow::Result<()>);
 pub(crate) fn all() -> impl Iterator<Item = Case> {
     [
         first::CASES,
+        answers::CASES,
         whole::CASES,
         models::CASES,
         scheduler::CASES,
