@@ -23,8 +23,15 @@ impl Inventory {
     pub fn from_scan(scan: &Scan, memory: &mut NodeMemory) -> Result<Self, InvalidName> {
         let groups = topology(scan);
         let mut npus = Vec::new();
+        let mut missing = scan.missing.clone();
         for dies in cards(scan) {
             let Some(first) = dies.first() else { continue };
+            if is_half(scan, &dies) {
+                // By its one die it would be taken for another card, and half a pair in a container fails.
+                let why = "its other die is missing, and the two go to a container together".to_owned();
+                missing.push(MissingChip { what: format!("the card of chip {}", first.physical_id), why });
+                continue;
+            }
             let prefix = if first.family == Family::Example { "gpu" } else { "npu" };
             let card = memory.recognise(prefix, first.physical_id, first.vdie.as_ref(), first.bus_id)?;
             npus.push(Npu {
@@ -35,7 +42,7 @@ impl Inventory {
             });
         }
         npus.sort_by_key(|npu| order(&npu.name));
-        Ok(Self { npus, missing: scan.missing.clone(), driver_version: scan.driver_version.clone() })
+        Ok(Self { npus, missing, driver_version: scan.driver_version.clone() })
     }
 
     /// The cards, by the number in their names.
@@ -82,6 +89,15 @@ fn cards(scan: &Scan) -> Vec<Vec<ChipReading>> {
         }
     }
     cards
+}
+
+/// Dies of a 910C card.
+const DIES_910C: usize = 2;
+
+/// True for a 910C card of which a die is missing although its dies are bound to each other.
+fn is_half(scan: &Scan, dies: &[ChipReading]) -> bool {
+    let bound = |die: &ChipReading| die.family == Family::Ascend910C && die.card_id.is_some();
+    scan.dies_bound && dies.iter().all(bound) && dies.len() < DIES_910C
 }
 
 /// For each physical id the lowest one that it is linked to, directly or over others.
@@ -180,6 +196,17 @@ pub(crate) mod tests {
         assert_eq!(ids, [vec![0, 1], vec![2, 3]]);
         assert_eq!(bound.npus()[1].name.as_str(), "npu-2", "the even die names the card");
         assert_eq!(bound.npus()[0].memory(), Some(2 * 32768 * MIB));
+        // A die falls off, the first one of its card or the second: the card is missing, and back under its own name.
+        let mut memory = NodeMemory::default();
+        let whole = Inventory::from_scan(&scan, &mut memory).unwrap();
+        for lost in [0, 1] {
+            let mut less = scan.clone();
+            less.chips.retain(|chip| chip.physical_id != lost);
+            let half = Inventory::from_scan(&less, &mut memory).unwrap();
+            assert_eq!(half.npus(), &whole.npus()[1..]);
+            assert!(half.missing[0].what.contains(&format!("chip {}", 1 - lost)), "{:?}", half.missing);
+            assert_eq!(Inventory::from_scan(&scan, &mut memory).unwrap(), whole);
+        }
         scan.dies_bound = false;
         let alone = Inventory::from_scan(&scan, &mut NodeMemory::default()).unwrap();
         assert_eq!(alone.npus().len(), 4);

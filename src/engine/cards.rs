@@ -113,7 +113,22 @@ pub(super) async fn destroy(
     let mut pause = core.timing.busy_pause;
     let mut last = String::new();
     for _ in 0..TRIES {
-        let before = read_one(core, claim, physical_id).await?;
+        if let Some(other) = core.state.other_card(card, physical_id) {
+            // What has our id there is another claim's, or nobody's: ours went with its card.
+            warn!(claim = %claim, vnpu = cut.id, %card, now = %other, "another card is in the place of the vNPU's");
+            return Ok(());
+        }
+        let before = match core.backend.card(physical_id).await {
+            Err(fault @ Fault::Gone { .. }) if force => {
+                warn!(claim = %claim, vnpu = cut.id, %card, %fault, "released by force; its vNPU is left to its card");
+                return Ok(());
+            }
+            Err(fault @ Fault::Gone { .. }) => {
+                let (claim, device) = (claim.clone(), card.to_string());
+                return Err(Refusal::DeviceGone { claim, device, why: fault.to_string() });
+            }
+            reading => reading.map_err(failed(claim, "reading the card"))?,
+        };
         let id = match plan::verdict(&cut, &before, &core.state.named(card, &claim.uid)) {
             Verdict::Gone => return Ok(()),
             Verdict::Destroy(id) => id,

@@ -5,6 +5,8 @@
 //! * A prepare that was *received* before an unprepare of its claim was answered brings nothing back: kubelet's calls
 //!   can overtake each other. One received later is new (a direct claim keeps its UID from pod to pod).
 //! * A job is a task of its own: it goes on when kubelet drops the call.
+//! * A vNPU on a card that is lost cannot be destroyed. Its claim's unprepare is answered all the same, and its record
+//!   stays until the card is back, or another is in its place.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -94,6 +96,8 @@ enum Job {
 pub(super) struct Claims {
     desk: Arc<Mutex<Desk>>,
     jobs: Mutex<HashMap<ClaimUid, Job>>,
+    /// Claims whose release is tried until it is done.
+    followed: Mutex<BTreeSet<ClaimUid>>,
     closed: AtomicBool,
     emptied: Notify,
 }
@@ -398,6 +402,28 @@ pub(super) fn unprepare(
     claim: ClaimRef,
     force: bool,
 ) -> BoxFuture<'static, Result<(), Refusal>> {
+    let (rest, reference) = (core.clone(), claim.clone());
+    let done = release(core, received, claim, force);
+    async move {
+        match done.await {
+            // The pod need not wait for a card that may never come back.
+            Err(gone @ Refusal::DeviceGone { .. }) => {
+                tokio::spawn(release_until_done(rest, reference, futures::future::err(gone).boxed()));
+                Ok(())
+            }
+            done => done,
+        }
+    }
+    .boxed()
+}
+
+/// The same, where a vNPU on a lost card is an error.
+fn release(
+    core: Arc<Core>,
+    received: Received,
+    claim: ClaimRef,
+    force: bool,
+) -> BoxFuture<'static, Result<(), Refusal>> {
     if core.claims.closed.load(Ordering::Acquire) {
         return futures::future::err(Refusal::Stopping).boxed();
     }
@@ -459,9 +485,16 @@ async fn run_unprepare(core: &Arc<Core>, claim: &ClaimRef, force: bool) -> Resul
         if let Some(record) = writes {
             core.state.enter(record);
         }
+        let mut lost = None;
         for (card, physical_id, cut) in &release.cuts {
             let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), *physical_id)])).await;
-            cards::destroy(core, claim, card, *physical_id, cut, force).await?;
+            match cards::destroy(core, claim, card, *physical_id, cut, force).await {
+                Err(gone @ Refusal::DeviceGone { .. }) => lost = Some(gone),
+                outcome => outcome?,
+            }
+        }
+        if let Some(gone) = lost {
+            return Err(gone);
         }
         steps::on_disk(core, release.last).await.map_err(failed)?;
     }
@@ -490,7 +523,7 @@ pub(super) async fn recover(core: &Arc<Core>) {
     for uid in recovery.releases {
         // Its own job: a library that hangs holds up nobody else.
         if let Some(record) = core.state.record(&uid) {
-            let first = unprepare(core.clone(), core.claims.received(), record.claim.clone(), false);
+            let first = release(core.clone(), core.claims.received(), record.claim.clone(), false);
             tokio::spawn(release_until_done(core.clone(), record.claim, first));
         }
     }
@@ -519,6 +552,14 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// A full disk or a hanging library must not leave a claim half released until the next start.
 async fn release_until_done(core: Arc<Core>, claim: ClaimRef, first: BoxFuture<'static, Result<(), Refusal>>) {
+    if !lock(&core.claims.followed).insert(claim.uid.clone()) {
+        return;
+    }
+    follow(&core, &claim, first).await;
+    lock(&core.claims.followed).remove(&claim.uid);
+}
+
+async fn follow(core: &Arc<Core>, claim: &ClaimRef, first: BoxFuture<'static, Result<(), Refusal>>) {
     let (mut done, mut pause) = (first.await, core.timing.busy_pause);
     while done.is_err() {
         tokio::time::sleep(pause).await;
@@ -528,7 +569,7 @@ async fn release_until_done(core: Arc<Core>, claim: ClaimRef, first: BoxFuture<'
         if taken_up || !is_cut_off || core.claims.closed.load(Ordering::Acquire) {
             return;
         }
-        done = unprepare(core.clone(), core.claims.received(), claim.clone(), false).await;
+        done = release(core.clone(), core.claims.received(), claim.clone(), false).await;
     }
 }
 

@@ -4,6 +4,7 @@
 //! * `claims` runs one job per claim UID: equal requests join, an unprepare overtakes a prepare.
 //! * `steps` does a plan's durable steps, one after the other, on the bounded blocking pool, and undoes them.
 //! * `health` keeps inventory, health and the published pool in step with the hardware.
+//! * `sensors` tells what the cards' sensors say.
 //! * `outbox` turns one notice into journal entry, metric and Event.
 
 mod cards;
@@ -12,6 +13,7 @@ mod health;
 #[cfg(test)]
 mod histories;
 mod outbox;
+mod sensors;
 mod state;
 mod steps;
 #[cfg(test)]
@@ -29,7 +31,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::{cards::Cards, claims::Claims, outbox::Outbox, state::State};
+use self::{cards::Cards, claims::Claims, outbox::Outbox, sensors::Sensors, state::State};
 pub use self::{
     claims::Received,
     state::{DeviceView, Snapshot},
@@ -213,7 +215,9 @@ impl Engine {
             unsure: Notify::new(),
             strangers: AtomicBool::new(false),
         };
-        Self { core: Arc::new(core) }
+        let core = Arc::new(core);
+        Sensors::register(&core, registry);
+        Self { core }
     }
 
     /// Scans, recovers, publishes, then watches health until `shutdown`. `pulse` is called after every full turn:

@@ -402,6 +402,14 @@ impl State {
         }
     }
 
+    /// The last reading of every card of the last good scan, by name.
+    pub(super) fn readings(&self) -> Vec<(String, HealthReading)> {
+        let known = self.known();
+        let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
+        let reading = |npu: &Npu| Some((npu.name.to_string(), known.health.get(&npu.stable_id)?.reading.clone()));
+        npus.iter().filter_map(reading).collect()
+    }
+
     pub(super) fn is_scanned(&self) -> bool {
         self.known().inventory.is_some()
     }
@@ -419,6 +427,13 @@ impl State {
         let known = self.known();
         let npu = known.inventory.as_ref()?.by_name(device)?;
         Some((npu.stable_id.clone(), npu.physical_id()))
+    }
+
+    /// The card that was last found under a physical id, if it is another than this one.
+    pub(super) fn other_card(&self, card: &StableId, physical_id: u32) -> Option<StableId> {
+        let known = self.known();
+        let npu = known.inventory.as_ref()?.npus().iter().find(|npu| npu.physical_ids().contains(&physical_id))?;
+        (npu.stable_id != *card).then(|| npu.stable_id.clone())
     }
 
     /// Identity and physical id of the card that a vNPU's id belongs to.

@@ -212,12 +212,12 @@ impl Session {
         if let Some(seat) = self.seats.get(&physical_id) {
             return Ok(*seat);
         }
-        // A chip that is left out of scans for a while is there all the same.
-        let complete = !self.suspects.keys().any(|(at, trade)| *trade == Trade::Scan && self.shunned(*at).is_some());
-        if complete {
+        // A chip that is left out of scans for a while, or may still come up, is there all the same.
+        let shunned = self.suspects.keys().any(|(at, trade)| *trade == Trade::Scan && self.shunned(*at).is_some());
+        if self.waited() && !shunned {
             return Err(Fault::Gone { backend: BACKEND, chip: physical_id });
         }
-        let why = format!("chip {physical_id} may be one of those that are not asked now because their calls hang");
+        let why = format!("chip {physical_id} does not answer now, or may not have come up yet");
         Err(Fault::NotReady { backend: BACKEND, why })
     }
 
@@ -353,7 +353,7 @@ impl Session {
                 let detail = Fault::Suspended { backend: BACKEND }.to_string();
                 self.shared.set_status("suspended", Severity::Warning, detail);
             }
-            Err(fault) => warn!(fault = fault.to_string(), "the vendor library's process does not end"),
+            Err(fault) => self.warn_once(&fault.to_string()),
         }
         ended
     }

@@ -2,5 +2,6 @@
 
 pub(crate) mod claims;
 pub(crate) mod cut;
+pub(crate) mod polling;
 pub(crate) mod quiet;
 pub(crate) mod start;

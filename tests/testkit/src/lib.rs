@@ -7,3 +7,4 @@ pub mod kubelet;
 pub mod load;
 pub mod node;
 pub mod plane;
+pub mod stuck;

@@ -70,6 +70,34 @@ enum Command {
         #[command(flatten)]
         sandbox: Sandbox,
     },
+    /// Let a fault begin on an NPU of a sandbox, or end: the chip tells its code, and the library sends an event
+    Fault {
+        /// Its physical id: N of /dev/davinciN
+        #[arg(value_name = "NPU")]
+        npu: u32,
+        /// The fault's code in hexadecimal: 80E01801
+        #[arg(value_name = "CODE", value_parser = code)]
+        code: u32,
+        /// How bad the event says that it is
+        #[arg(value_enum, default_value_t = Level::Major)]
+        severity: Level,
+        /// End it instead
+        #[arg(long)]
+        end: bool,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
+    /// Let an NPU of a sandbox fall off its bus, or come back
+    Lose {
+        /// Its physical id: N of /dev/davinciN
+        #[arg(value_name = "NPU")]
+        npu: u32,
+        /// Bring it back instead
+        #[arg(long)]
+        back: bool,
+        #[command(flatten)]
+        sandbox: Sandbox,
+    },
     /// Give an NPU of a sandbox another state of health
     Health {
         /// Its physical id: N of /dev/davinciN
@@ -102,6 +130,24 @@ enum Level {
     Minor,
     Major,
     Critical,
+}
+
+impl Level {
+    /// The number that the vendor's library has for it.
+    fn number(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Minor => 1,
+            Self::Major => 2,
+            Self::Critical => 3,
+        }
+    }
+}
+
+/// A fault code as it is printed, with or without `0x`.
+fn code(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text.trim_start_matches("0x"), 16)
+        .map_err(|_| "a fault code has up to eight hexadecimal digits, such as 80E01801".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -152,16 +198,11 @@ async fn work(command: Command) -> anyhow::Result<()> {
         Command::Unprepare { claim, sandbox } => show::sandbox::unprepare(&sandbox.dir, &claim).await,
         Command::Foreign { id, remove: true, sandbox, .. } => show::sandbox::remove_vnpu(&sandbox.dir, id),
         Command::Foreign { id, template, sandbox, .. } => show::sandbox::add_vnpu(&sandbox.dir, id, &template),
-        Command::Health { npu, level, sandbox } => show::sandbox::health(
-            &sandbox.dir,
-            npu,
-            match level {
-                Level::Ok => 0,
-                Level::Minor => 1,
-                Level::Major => 2,
-                Level::Critical => 3,
-            },
-        ),
+        Command::Fault { npu, code, severity, end, sandbox } => {
+            show::sandbox::fault(&sandbox.dir, npu, code, severity.number(), end)
+        }
+        Command::Lose { npu, back, sandbox } => show::sandbox::lose(&sandbox.dir, npu, back),
+        Command::Health { npu, level, sandbox } => show::sandbox::health(&sandbox.dir, npu, u32::from(level.number())),
         Command::Corpus(what) => held::corpus(what).await,
         Command::Load(load) => held::load(load).await,
     }

@@ -100,11 +100,13 @@ impl Node {
     /// A file cannot be made or removed.
     pub fn sync_host(&self) -> anyhow::Result<()> {
         let data = self.world.data().context("cannot read the world")?;
+        let present: Vec<_> = data.chips().filter(|chip| chip.state != ChipState::Dropped).collect();
+        // What stays is not touched: a daemon that looks meanwhile must not miss it.
         let dev = self.host().join("dev");
-        for entry in fs::read_dir(&dev)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"davinci")) {
-                fs::remove_file(path)?;
+        for name in names(&dev)? {
+            let number = name.strip_prefix("davinci").and_then(|number| number.parse().ok());
+            if number.is_some_and(|number: u32| present.iter().all(|chip| chip.phy != number)) {
+                fs::remove_file(dev.join(name))?;
             }
         }
         self.world.make_nodes().context("cannot make the device nodes")?;
@@ -112,12 +114,16 @@ impl Node {
             let _ = symlink("/dev/null", dev.join("dvpp_cmdlist"));
         }
         let sys = self.host().join("sys");
-        if sys.exists() {
-            fs::remove_dir_all(&sys)?;
-        }
         let bus = sys.join("bus/pci/devices");
         make_dir(&bus)?;
-        for chip in data.chips().filter(|chip| chip.state != ChipState::Dropped) {
+        for address in names(&bus)? {
+            if present.iter().all(|chip| chip.bus != address) {
+                let function = fs::canonicalize(bus.join(&address))?;
+                fs::remove_file(bus.join(address))?;
+                fs::remove_dir_all(function)?;
+            }
+        }
+        for chip in present {
             let root = format!("pci{}", chip.bus.get(..6).unwrap_or("0000:0")).to_lowercase() + "0";
             let function = sys.join("devices").join(root).join(&chip.bus);
             let behind = data.chips().filter(|other| other.bus == chip.bus).count();
@@ -130,7 +136,10 @@ impl Node {
                 ("dev_id", first.unwrap_or(chip.phy).to_string()),
                 ("davinci_dev_num", behind.to_string()),
             ] {
-                write(&function.join(name), &format!("{text}\n"))?;
+                let (file, text) = (function.join(name), format!("{text}\n"));
+                if fs::read_to_string(&file).ok().as_ref() != Some(&text) {
+                    write(&file, &text)?;
+                }
             }
             let link = bus.join(&chip.bus);
             if link.symlink_metadata().is_err() {

@@ -6,13 +6,13 @@
 use std::{path::Path, process::ExitStatus};
 
 use anyhow::{Context as _, bail};
-use dcmi::world::World;
+use dcmi::world::{Profile, World};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use testkit::{
     api::{ApiServer, How, Who},
     kubelet::client::{Claim, DraClient, DraVersion},
-    node::{DRIVER, SOON},
+    node::{DRIVER, Node, SOON},
 };
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
@@ -126,7 +126,10 @@ Cut a card by hand, as an operator (it takes no claims meanwhile):
   {npuctl} vnpu destroy 196
 
 Break something:
-  {testkit} health 3 critical           # npu-3 is tainted; {testkit} health 3 ok ends it
+  {testkit} fault 3 80E01801            # npu-3 tells of memory errors, by an event and at each poll; --end ends it
+  {testkit} fault 3 8C2FA009 minor      # any code, as bad as you like
+  {testkit} health 3 critical           # the chip's own verdict; {testkit} health 3 ok ends it
+  {testkit} lose 5                      # npu-5 falls off its bus; --back brings it back under its name
   {testkit} foreign 4 vir05_1c_8g       # a vNPU of somebody else: npu-4 takes no new claims
   {testkit} foreign --remove 116        # a vNPU vanishes, such as that of claim b
   echo '{{\"rules\": [{{\"function\": \"dcmi_create_vdevice\", \"times\": 1, \"action\": \"crash\"}}]}}' > {dir}/world/faults.json
@@ -249,6 +252,25 @@ pub(crate) fn add_vnpu(dir: &Path, npu: u32, template: &str) -> anyhow::Result<(
 pub(crate) fn remove_vnpu(dir: &Path, id: u32) -> anyhow::Result<()> {
     world(dir)?.remove_vnpu(id).with_context(|| format!("cannot remove vNPU {id}"))?;
     say(format!("vNPU {id} is gone"));
+    Ok(())
+}
+
+/// Lets a fault begin or end.
+pub(crate) fn fault(dir: &Path, npu: u32, code: u32, severity: u8, end: bool) -> anyhow::Result<()> {
+    let world = world(dir)?;
+    let outcome = if end { world.recover(npu, code, severity) } else { world.occur(npu, code, severity) };
+    outcome.with_context(|| format!("cannot change the faults of NPU {npu}"))?;
+    say(format!("fault {code:08X} of NPU {npu} has {}", if end { "ended" } else { "begun" }));
+    Ok(())
+}
+
+/// Lets a chip fall off its bus, or come back.
+pub(crate) fn lose(dir: &Path, npu: u32, back: bool) -> anyhow::Result<()> {
+    let world = world(dir)?;
+    let outcome = if back { world.return_chip(npu) } else { world.drop_chip(npu) };
+    outcome.with_context(|| format!("cannot move NPU {npu}"))?;
+    Node::in_dir(dir, Profile::Ascend910B4)?.sync_host()?;
+    say(format!("NPU {npu} is {} its bus", if back { "back on" } else { "off" }));
     Ok(())
 }
 
