@@ -61,7 +61,7 @@ pub(crate) struct Global {
     /// Say on stderr what is done
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
-    /// How long to wait for an answer: 10s, 500ms [default: 10s, and 2m where a vNPU is made or destroyed]
+    /// How long to wait for an answer: 10s, 500ms [default: 10s, and 2m where a vNPU is made or destroyed or the driver let go of]
     #[arg(long, global = true, value_name = "DURATION")]
     pub(crate) timeout: Option<Timeout>,
 }
@@ -166,6 +166,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Claims,
     },
+    /// The vendor's software, as npu-dra uses it
+    #[command(arg_required_else_help = true)]
+    Backend {
+        #[command(subcommand)]
+        command: Backend,
+    },
     /// List the ResourceSlices of this node
     Slices,
     /// Show how npu-dra is, and everything around it
@@ -232,6 +238,20 @@ pub(crate) enum Vnpu {
         #[arg(long)]
         force: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Backend {
+    /// Let go of the driver so that it can be upgraded (root only): NPUs take no new claims, what is prepared stays so
+    ///
+    /// No library is loaded and no device open until `npuctl backend resume`, also when npu-dra is started again.
+    Suspend {
+        /// Why, for those who look at the status
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+    /// Take the driver up again (root only): all NPUs are read anew
+    Resume,
 }
 
 /// A vNPU as it is named on the command line.

@@ -118,6 +118,19 @@ impl Client {
         self.answer(true, self.inner.clone().hold(request)).await
     }
 
+    /// Lets go of the driver.
+    pub(crate) async fn suspend(&self, reason: &str) -> Result<proto::SuspendBackendResponse, Failure> {
+        let request = proto::SuspendBackendRequest { reason: reason.to_owned() };
+        let answer = self.answer(true, self.inner.clone().suspend_backend(request)).await;
+        answer.map_err(|failure| failure.advise("See how it is: npuctl status"))
+    }
+
+    /// Takes the driver up again.
+    pub(crate) async fn resume(&self) -> Result<proto::ResumeBackendResponse, Failure> {
+        let answer = self.answer(true, self.inner.clone().resume_backend(proto::ResumeBackendRequest {})).await;
+        answer.map_err(|failure| failure.advise("See how it is: npuctl status"))
+    }
+
     /// Lets go of a claim.
     pub(crate) async fn release(&self, uid: &str) -> Result<proto::ReleaseClaimResponse, Failure> {
         let request = proto::ReleaseClaimRequest { uid: uid.to_owned() };

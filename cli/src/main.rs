@@ -29,7 +29,7 @@ use npu_dra::{
 };
 
 use crate::{
-    args::{Claims, Cli, Command, Generate, Global, Hold, Vnpu},
+    args::{Backend, Claims, Cli, Command, Generate, Global, Hold, Vnpu},
     client::{Client, SEE_VNPUS},
     document::{CardHealth, Claim, Cuttable, Device, Slice, Status, Versions, time},
     failure::Failure,
@@ -206,6 +206,7 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
         Command::Cordon { hold } => set_hold(global, output, hold, HoldKind::Cordon).await,
         Command::Vnpu { command } => vnpu(global, output, command).await,
         Command::Claims { command } => claims(global, output, command).await,
+        Command::Backend { command } => backend(global, output, command).await,
         Command::Slices => slices(global, output).await,
         Command::Status => {
             let source = Source::open(global, output).await?;
@@ -387,6 +388,21 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
             Ok(0)
         }
     }
+}
+
+async fn backend(global: &Global, output: &Output, command: &Backend) -> Result<u8, Failure> {
+    let client = Client::connect(&global.socket, global.long_timeout()).await?;
+    match command {
+        Backend::Suspend { reason } => {
+            client.suspend(reason).await?;
+            output.note("npu-dra has let go of the driver; NPUs take no new claims until: npuctl backend resume");
+        }
+        Backend::Resume => {
+            client.resume().await?;
+            output.note("npu-dra reads all NPUs anew; how it goes: npuctl status");
+        }
+    }
+    Ok(0)
 }
 
 async fn slices(global: &Global, output: &Output) -> Result<u8, Failure> {

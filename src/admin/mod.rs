@@ -7,7 +7,7 @@
 //! * `socket` binds the socket, or adopts systemd's.
 //! * `peer` decides who may do what: reads are for root and one group, changes for root alone.
 //! * `view` turns domain data into messages.
-//! * `service` is the service itself. Only making and destroying a vNPU wait for the vendor library; all else answers
+//! * `service` is the service itself. Only making and destroying a vNPU and suspending wait for the vendor library; all else answers
 //!   at once.
 
 mod metrics;
@@ -61,6 +61,10 @@ pub trait Sources: Send + Sync + 'static {
         device: String,
         wanted: Option<(HoldKind, String)>,
     ) -> BoxFuture<'static, Result<Vec<ClaimRef>, Refusal>>;
+    /// Lets go of the vendor's software for its upgrade, for this reason, which may be empty.
+    fn suspend(&self, reason: String) -> BoxFuture<'static, Result<(), Refusal>>;
+    /// Takes it up again.
+    fn resume(&self) -> BoxFuture<'static, Result<(), Refusal>>;
     /// What kubelet said of us.
     fn kubelet(&self) -> Kubelet;
     /// How the API server and our slices are.

@@ -122,6 +122,28 @@ impl Service {
     }
 }
 
+impl Service {
+    async fn suspend(&self, request: Request<proto::SuspendBackendRequest>) -> Answer<proto::SuspendBackendResponse> {
+        self.permit(&request, Access::Change)?;
+        let reason = request.into_inner().reason;
+        if reason.len() > REASON_MAX || reason.contains(char::is_control) {
+            return Err(Status::invalid_argument(format!(
+                "a reason has at most {REASON_MAX} bytes and no control characters"
+            )));
+        }
+        tracing::warn!(reason, "root suspends the backend");
+        self.sources.suspend(reason).await.map_err(|refusal| refused(&refusal))?;
+        Ok(Response::new(proto::SuspendBackendResponse {}))
+    }
+
+    async fn resume(&self, request: Request<proto::ResumeBackendRequest>) -> Answer<proto::ResumeBackendResponse> {
+        self.permit(&request, Access::Change)?;
+        tracing::warn!("root resumes the backend");
+        self.sources.resume().await.map_err(|refusal| refused(&refusal))?;
+        Ok(Response::new(proto::ResumeBackendResponse {}))
+    }
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 
 /// A code as metrics name it.
@@ -228,6 +250,22 @@ impl admin_server::Admin for Service {
     async fn destroy_vnpu(&self, request: Request<proto::DestroyVnpuRequest>) -> Answer<proto::DestroyVnpuResponse> {
         let result = self.destroy(request).await;
         self.count("destroy_vnpu", result)
+    }
+
+    async fn suspend_backend(
+        &self,
+        request: Request<proto::SuspendBackendRequest>,
+    ) -> Answer<proto::SuspendBackendResponse> {
+        let result = self.suspend(request).await;
+        self.count("suspend_backend", result)
+    }
+
+    async fn resume_backend(
+        &self,
+        request: Request<proto::ResumeBackendRequest>,
+    ) -> Answer<proto::ResumeBackendResponse> {
+        let result = self.resume(request).await;
+        self.count("resume_backend", result)
     }
 }
 

@@ -172,6 +172,15 @@ impl Sources for Fixed {
         Box::pin(async { result })
     }
 
+    fn suspend(&self, reason: String) -> BoxFuture<'static, Result<(), Refusal>> {
+        let refusal = Refusal::OperatorFailed { what: "letting go".to_owned(), why: "it hangs".to_owned() };
+        Box::pin(async move { if reason == "hung" { Err(refusal) } else { Ok(()) } })
+    }
+
+    fn resume(&self) -> BoxFuture<'static, Result<(), Refusal>> {
+        Box::pin(futures::future::ok(()))
+    }
+
     fn kubelet(&self) -> Kubelet {
         Kubelet { since: Some(at(10)), registrations: 1, ..Kubelet::default() }
     }
@@ -466,6 +475,22 @@ async fn what_an_operator_wants_of_vnpus_is_done_or_refused_with_its_code() {
     assert_eq!((failed.code(), failed.message().contains("processes run")), (Code::Aborted, true));
     let metrics = running.metrics();
     assert!(metrics.contains(r#"admin_requests_total{method="create_vnpu",code="refused"} 1"#), "{metrics}");
+}
+
+#[tokio::test]
+async fn suspending_reaches_the_engine_with_a_reason_of_one_line() {
+    let mut running = start_as_own().await;
+    let mut suspend = async |reason: &str| {
+        let request = proto::SuspendBackendRequest { reason: reason.to_owned() };
+        running.client.suspend_backend(request).await.map(drop).map_err(|status| status.code())
+    };
+    for bad in ["two\nlines", "\u{1b}[31m", &"x".repeat(300)] {
+        assert_eq!(suspend(bad).await, Err(Code::InvalidArgument), "{bad:?}");
+    }
+    assert_eq!(suspend("").await, Ok(()));
+    assert_eq!(suspend("driver 26.0").await, Ok(()));
+    assert_eq!(suspend("hung").await, Err(Code::Aborted));
+    assert!(running.client.resume_backend(proto::ResumeBackendRequest {}).await.is_ok());
 }
 
 #[tokio::test]

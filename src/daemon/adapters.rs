@@ -146,6 +146,14 @@ impl admin::Sources for View {
         self.engine.hold(device, wanted)
     }
 
+    fn suspend(&self, reason: String) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.engine.suspend(reason)
+    }
+
+    fn resume(&self) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.engine.resume()
+    }
+
     fn kubelet(&self) -> admin::Kubelet {
         let registration = self.kubelet.registration().borrow().clone();
         admin::Kubelet {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     names::{DeviceName, InvalidName},
     node::NodeMemory,
@@ -9,7 +11,8 @@ use super::{
 };
 
 /// The cards of one good scan.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Inventory {
     npus: Vec<Npu>,
     /// Chips that the node has but the backend could not read.

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     health::FaultMemory,
+    inventory::Inventory,
+    model::Model,
     names::{DeviceName, InvalidName},
     npu::{PciAddress, StableId, Vdie},
     record::Record,
@@ -19,6 +21,35 @@ pub struct NodeMemory {
     /// Every card ever seen, the most recently named last.
     #[serde(default)]
     pub cards: Vec<CardMemory>,
+    /// Set while an operator has taken the vendor's software from us.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Box<Suspension>>,
+}
+
+/// An operator has taken the vendor's software from us, and what was known then: with it the node goes on, also over
+/// restarts, until it is given back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Suspension {
+    /// Since when.
+    pub since: Timestamp,
+    /// Why, in the operator's words; empty if he gave none.
+    #[serde(default)]
+    pub reason: String,
+    /// The cards of the last good scan; `None` if there was none.
+    #[serde(default)]
+    pub inventory: Option<Inventory>,
+    /// How they were offered.
+    pub model: Model,
+}
+
+impl Suspension {
+    /// Why no card takes new claims.
+    #[must_use]
+    pub fn why(&self) -> String {
+        let colon = if self.reason.is_empty() { "" } else { ": " };
+        format!("suspended by an operator{colon}{}", self.reason)
+    }
 }
 
 /// What is remembered of one card.

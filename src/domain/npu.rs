@@ -216,7 +216,8 @@ impl Model {
 }
 
 /// What a backend reads of one chip (one die).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ChipReading {
     /// Host-wide number: N of `/dev/davinciN`.
     pub physical_id: u32,
@@ -244,7 +245,8 @@ pub struct ChipReading {
     pub numa_node: Option<u32>,
     /// First component of the sysfs path, `pci0000:c0`; `None` if unknown.
     pub pcie_root: Option<String>,
-    /// Health at the time of the scan.
+    /// Health at the time of the scan. It is not kept: what it was says nothing of what it is.
+    #[serde(skip, default = "HealthReading::unknown")]
     pub health: HealthReading,
 }
 
@@ -258,7 +260,8 @@ pub struct Link {
 }
 
 /// A chip that should be there and is not.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct MissingChip {
     /// What is known of it: a PCI address or a card number.
     pub what: String,
@@ -282,7 +285,8 @@ pub struct Scan {
 }
 
 /// One card of the node: what is published as one device and given to a container whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Npu {
     /// Name in our pool, kept for the card's life.
     pub name: DeviceName,

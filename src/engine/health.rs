@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Core, claims, now, state::Change};
+use super::{Core, claims, now, state::Change, suspended};
 use crate::{
     device::Fault,
     domain::{
@@ -35,6 +35,7 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
         fault: None,
         scan_due: Instant::now(),
         recovered: false,
+        resumed: false,
         choice: None,
         kept: Kept::default(),
         unread: BTreeMap::new(),
@@ -138,6 +139,8 @@ struct Turn {
     fault: Option<Fault>,
     scan_due: Instant,
     recovered: bool,
+    /// True from a suspension to the first good scan after it.
+    resumed: bool,
     choice: Option<Choice>,
     kept: Kept,
     /// Why cards cannot be read, by physical id: each reason is said once.
@@ -146,7 +149,10 @@ struct Turn {
 
 impl Turn {
     async fn take(&mut self, core: &Arc<Core>) {
-        let strange = core.strangers.load(Ordering::Relaxed);
+        if core.state.is_suspended() {
+            return self.suspended(core).await;
+        }
+        let strange = core.strangers.load(Ordering::Relaxed) || self.resumed;
         let scan = !self.recovered || self.fault.is_some() || strange || core.state.wants_rescan();
         if scan && Instant::now() >= self.scan_due {
             core.strangers.store(false, Ordering::Relaxed);
@@ -163,6 +169,21 @@ impl Turn {
         if self.recovered && self.fault.is_none() {
             read_cards(core, &mut self.unread).await;
         }
+        self.show(core).await;
+    }
+
+    /// A turn without any call of the vendor's software: what was known before stands.
+    async fn suspended(&mut self, core: &Arc<Core>) {
+        suspended::keep(core).await;
+        if !self.recovered && core.state.is_scanned() {
+            claims::recover(core).await;
+            self.recovered = true;
+        }
+        (self.fault, self.resumed, self.scan_due) = (None, true, Instant::now());
+        self.show(core).await;
+    }
+
+    async fn show(&mut self, core: &Arc<Core>) {
         self.choose(core).await;
         core.shown.lock().unwrap_or_else(PoisonError::into_inner).ready |= self.choice.is_some();
         publish(core);
@@ -173,12 +194,14 @@ impl Turn {
         let kept = self.kept;
         let wish = core.wish();
         let Some(mut choice) = model::choose(&wish, kept) else { return };
-        if choice.model != Model::Off
+        let offer = core.state.offer();
+        if core.state.is_suspended() {
+            choice = Choice { model: offer.model, why: offer.why.clone() };
+        } else if choice.model != Model::Off
             && let Some(why) = forbidden(core).await
         {
             choice = Choice { model: Model::Off, why };
         }
-        let offer = core.state.offer();
         let mut layout = wish.layout;
         if let Some(why) = self.pending(core, choice.model, &offer, &layout) {
             choice = Choice { model: offer.model, why };
@@ -192,8 +215,8 @@ impl Turn {
             self.choice = Some(choice);
         }
         let rival = (core.rival)();
-        let wanted =
-            Offer { model, layout, kept, closed: offer.closed.clone(), holds: offer.holds.clone(), rival, why };
+        let (closed, holds, suspended) = (offer.closed.clone(), offer.holds.clone(), offer.suspended.clone());
+        let wanted = Offer { model, layout, kept, closed, holds, rival, suspended, why };
         if wanted != offer {
             core.state.set_offer(wanted);
         }
@@ -231,6 +254,7 @@ impl Turn {
                         let what = format!("{} works again after: {fault}", core.backend.name());
                         core.outbox.say(&Notice::Backend { severity: Severity::Info, what });
                     }
+                    self.resumed = false;
                     settle(core, change).await;
                     if !self.recovered {
                         read_cards(core, &mut self.unread).await;
@@ -253,6 +277,10 @@ impl Turn {
 
     /// Remembers a fault, and says it once. What is published stays as it is.
     fn failed(&mut self, core: &Arc<Core>, fault: Fault) {
+        // That was an operator's wish, in the middle of this turn.
+        if matches!(fault, Fault::Suspended { .. }) {
+            return;
+        }
         if self.fault.as_ref() != Some(&fault) {
             core.outbox.say(&Notice::Backend { severity: Severity::Error, what: fault.to_string() });
         }
@@ -275,7 +303,7 @@ async fn read_cards(core: &Arc<Core>, unread: &mut BTreeMap<u32, Fault>) {
                 settle(core, core.state.read_card(&card, reading)).await;
             }
             Err(fault) => {
-                if unread.get(&physical_id) != Some(&fault) {
+                if unread.get(&physical_id) != Some(&fault) && !matches!(fault, Fault::Suspended { .. }) {
                     warn!(physical_id, fault = %fault, "a card's vNPUs cannot be read; its last reading stays");
                 }
                 unread.insert(physical_id, fault);

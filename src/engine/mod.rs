@@ -4,6 +4,7 @@
 //! * `claims` runs one job per claim UID: equal requests join, an unprepare overtakes a prepare.
 //! * `steps` does a plan's durable steps, one after the other, on the bounded blocking pool, and undoes them.
 //! * `health` keeps inventory, health and the published pool in step with the hardware.
+//! * `suspended` takes the vendor's software from us and gives it back.
 //! * `sensors` tells what the cards' sensors say.
 //! * `outbox` turns one notice into journal entry, metric and Event.
 
@@ -16,6 +17,7 @@ mod outbox;
 mod sensors;
 mod state;
 mod steps;
+mod suspended;
 #[cfg(test)]
 mod tests;
 
@@ -173,6 +175,8 @@ pub(crate) struct Core {
     unsure: Notify,
     /// True while the hardware has named chips that no scan has found.
     strangers: AtomicBool,
+    /// Whose turn it is to suspend or resume.
+    hand: tokio::sync::Mutex<()>,
 }
 
 impl Core {
@@ -214,6 +218,7 @@ impl Engine {
             writing: Arc::default(),
             unsure: Notify::new(),
             strangers: AtomicBool::new(false),
+            hand: tokio::sync::Mutex::default(),
         };
         let core = Arc::new(core);
         Sensors::register(&core, registry);
@@ -296,6 +301,20 @@ impl Engine {
             health::announce(&core, &change);
             health::save(&core).await.map(|()| claims).map_err(|why| Refusal::NotKept { what, why })
         })
+    }
+
+    /// Lets go of the vendor's software, for its upgrade: cards take no new claims, what is prepared stays so, and no
+    /// vendor call is made until [`resume`](Self::resume), also over restarts. An error of the backend means that a
+    /// process of ours still has the device open; the node is suspended all the same.
+    pub fn suspend(&self, reason: String) -> BoxFuture<'static, Result<(), Refusal>> {
+        let core = self.core.clone();
+        cards::detached(async move { suspended::suspend(&core, &reason).await })
+    }
+
+    /// Takes the vendor's software up again: all cards are read anew.
+    pub fn resume(&self) -> BoxFuture<'static, Result<(), Refusal>> {
+        let core = self.core.clone();
+        cards::detached(async move { suspended::resume(&core).await })
     }
 
     /// Health of all devices that live claims hold; the complete list at each change.

@@ -18,8 +18,8 @@ use crate::{
         inventory::Inventory,
         model::Model,
         names::{DeviceName, InvalidName},
-        node::{Hold, NodeMemory},
-        notice::Notice,
+        node::{Hold, NodeMemory, Suspension},
+        notice::{Notice, Severity},
         npu::{Npu, Scan, StableId},
         plan::{self, FoundFile, HealthMap, Node, Prepare, Readings, Recovery, Release, Step, World},
         record::{Ledger, Quarantined, Record},
@@ -128,7 +128,12 @@ impl State {
         let sick = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty());
         let health = sick.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, now))).collect();
         let offer = Offer { holds: loaded.memory.holds(), ..Offer::default() };
-        let known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
+        let mut known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
+        if let Some(suspension) = &known.memory.suspended {
+            known.offer.suspended = Some(suspension.why());
+            known.offer.model = suspension.model;
+            known.inventory = suspension.inventory.clone().map(Arc::new);
+        }
         Self {
             node,
             known: Mutex::new(known),
@@ -269,6 +274,37 @@ impl State {
         Ok((change, claims))
     }
 
+    /// Closes all cards and remembers them as they are; false if that was done before.
+    pub(super) fn suspend(&self, reason: &str, now: Timestamp) -> bool {
+        let mut known = self.known();
+        if known.memory.suspended.is_some() {
+            return false;
+        }
+        let inventory = known.inventory.as_deref().cloned();
+        let (reason, model) = (reason.to_owned(), known.offer.model);
+        let suspension = Suspension { since: now, reason, inventory, model };
+        known.offer.suspended = Some(suspension.why());
+        known.memory.suspended = Some(Box::new(suspension));
+        known.unsaved = true;
+        self.changed(&known);
+        true
+    }
+
+    /// Opens the cards again; gives what was remembered.
+    pub(super) fn resume(&self) -> Option<Box<Suspension>> {
+        let mut known = self.known();
+        let suspension = known.memory.suspended.take()?;
+        known.offer.suspended = None;
+        known.unsaved = true;
+        self.changed(&known);
+        Some(suspension)
+    }
+
+    /// True while an operator has taken the vendor's software from us.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.known().memory.suspended.is_some()
+    }
+
     /// True if the node's memory must be written.
     pub(super) fn is_unsaved(&self) -> bool {
         self.known().unsaved
@@ -315,7 +351,8 @@ impl State {
     pub(super) fn set_offer(&self, offer: Offer) {
         let mut known = self.known();
         let (closed, holds) = (std::mem::take(&mut known.offer.closed), std::mem::take(&mut known.offer.holds));
-        known.offer = Offer { closed, holds, ..offer };
+        let suspended = known.offer.suspended.take();
+        known.offer = Offer { closed, holds, suspended, ..offer };
         self.changed(&known);
     }
 
@@ -585,8 +622,15 @@ impl State {
         }
     }
 
-    pub(super) fn snapshot(&self, backend: Status) -> Snapshot {
+    pub(super) fn snapshot(&self, mut backend: Status) -> Snapshot {
         let known = self.known();
+        if let Some(suspension) = &known.memory.suspended {
+            // A process that does not end is still said.
+            if backend.state != "hung" {
+                (backend.state, backend.severity) = ("suspended", Severity::Warning);
+                backend.detail = format!("{}; npuctl backend resume ends that", suspension.why());
+            }
+        }
         let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
         let devices = npus
             .iter()

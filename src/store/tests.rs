@@ -60,7 +60,7 @@ fn memory() -> NodeMemory {
         ],
         hold: Some(Hold { kind: HoldKind::Drain, reason: "a fan".to_owned(), since: jiff::Timestamp::UNIX_EPOCH }),
     };
-    NodeMemory { cards: vec![card] }
+    NodeMemory { cards: vec![card], suspended: None }
 }
 
 fn open(dir: &TempDir) -> Store {

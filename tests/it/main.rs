@@ -13,3 +13,4 @@ mod layers;
 mod manifests;
 mod models;
 mod store_crash;
+mod suspended;

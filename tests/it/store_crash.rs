@@ -96,7 +96,7 @@ fn memory(cards: u8) -> NodeMemory {
             hold: None,
         }
     };
-    NodeMemory { cards: (0..cards).map(card).collect() }
+    NodeMemory { cards: (0..cards).map(card).collect(), suspended: None }
 }
 
 fn write(disk: &Disk, name: &str, boot: &str) -> Outcome {

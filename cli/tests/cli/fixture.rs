@@ -355,6 +355,22 @@ impl Sources for World {
         Box::pin(async { result })
     }
 
+    fn suspend(&self, reason: String) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.change(|world| {
+            world.backend.state = "suspended";
+            world.backend.detail = format!("suspended by an operator: {reason}; npuctl backend resume ends that");
+        });
+        Box::pin(async { Ok(()) })
+    }
+
+    fn resume(&self) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.change(|world| {
+            world.backend.state = "starting";
+            "no scan yet".clone_into(&mut world.backend.detail);
+        });
+        Box::pin(async { Ok(()) })
+    }
+
     fn kubelet(&self) -> Kubelet {
         Kubelet {
             since: Some(ago(4 * 86_400)),

@@ -69,6 +69,17 @@ fn an_operator_drains_and_cordons_cards() {
 }
 
 #[test]
+fn an_operator_takes_the_driver_away_and_gives_it_back() {
+    let daemon = Daemon::start();
+    let cases = cases();
+    cases.env("NPUCTL_SOCKET", daemon.socket().to_str().unwrap());
+    cases.insert_var("[SOCKET]", daemon.socket().to_str().unwrap().to_owned()).unwrap();
+    cases.case("tests/cli/transcripts/backend/*.trycmd");
+    cases.run();
+    drop(daemon);
+}
+
+#[test]
 fn root_sees_the_records_while_the_daemon_is_down() {
     if !fixture::is_root() {
         // Others get an error: see the test of that.

@@ -132,6 +132,12 @@ impl HealthReading {
         Self { level, partial: !matches!(level, Level::Ok | Level::Minor), ..Self::default() }
     }
 
+    /// A reading that says nothing.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self::of(Level::Unknown)
+    }
+
     /// The worst of several: highest level and temperature, summed power and ECC counts, all codes. `Unknown` if there
     /// are none.
     pub fn worst<'a>(readings: impl IntoIterator<Item = &'a Self>) -> Self {

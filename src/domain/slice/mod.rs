@@ -153,6 +153,8 @@ pub struct Offer {
     pub holds: BTreeMap<StableId, Hold>,
     /// Another driver of the same cards on this node, which closes all of them.
     pub rival: Option<String>,
+    /// An operator's reason to close all of them.
+    pub suspended: Option<String>,
     /// Why it is this model and no better one; empty if it is the best.
     pub why: String,
 }
@@ -160,7 +162,7 @@ pub struct Offer {
 impl Offer {
     /// Why a card takes no new claims.
     pub fn closed(&self, card: &StableId) -> Option<&String> {
-        self.rival.as_ref().or_else(|| self.closed.get(card))
+        self.suspended.as_ref().or(self.rival.as_ref()).or_else(|| self.closed.get(card))
     }
 }
 
@@ -174,6 +176,7 @@ impl Default for Offer {
             closed: BTreeMap::new(),
             holds: BTreeMap::new(),
             rival: None,
+            suspended: None,
             why: String::new(),
         }
     }
