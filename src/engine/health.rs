@@ -86,6 +86,7 @@ async fn listen(core: &Arc<Core>) {
         let mut unsure = false;
         let mut next = Some(first);
         while let Some(alarm) = next {
+            core.alarms.count(&alarm);
             match alarm {
                 Alarm::Event { physical_id, event } => batch.push((physical_id, Report::Event(event))),
                 Alarm::Lost { physical_id } => batch.push((physical_id, Report::Lost)),

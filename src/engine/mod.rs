@@ -13,6 +13,7 @@ mod claims;
 mod health;
 #[cfg(test)]
 mod histories;
+mod metrics;
 mod outbox;
 mod sensors;
 mod state;
@@ -168,6 +169,7 @@ pub(crate) struct Core {
     state: State,
     claims: Claims,
     outbox: Outbox,
+    alarms: metrics::Alarms,
     shown: Mutex<health::Shown>,
     /// Whose turn it is to write the node's memory.
     writing: Arc<tokio::sync::Mutex<()>>,
@@ -214,6 +216,7 @@ impl Engine {
             state,
             claims: Claims::default(),
             outbox,
+            alarms: metrics::Alarms::new(registry),
             shown: Mutex::default(),
             writing: Arc::default(),
             unsure: Notify::new(),
@@ -222,6 +225,7 @@ impl Engine {
         };
         let core = Arc::new(core);
         Sensors::register(&core, registry);
+        metrics::register(registry, &core);
         Self { core }
     }
 

@@ -244,6 +244,13 @@ impl State {
         (change, all)
     }
 
+    /// Health of every card of the last scan, by name.
+    pub(super) fn health_of_all(&self) -> Vec<(DeviceName, Health)> {
+        let known = self.known();
+        let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
+        npus.iter().filter_map(|npu| Some((npu.name.clone(), known.health.get(&npu.stable_id)?.clone()))).collect()
+    }
+
     /// Judges health by another policy from the next report on.
     pub(super) fn set_policy(&self, policy: Policy) {
         self.known().policy = policy;

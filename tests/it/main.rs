@@ -6,6 +6,7 @@ mod abi;
 mod backends;
 mod cluster;
 mod daemon;
+mod health;
 mod hotplug;
 mod http;
 mod kubelet;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    health::{Action, Health, Level},
+    health::{Action, Health, Level, Link},
     inventory::Inventory,
     model::{Kept, Model},
     names::{DriverName, PoolName, attribute_text, label_from},
@@ -298,7 +298,7 @@ impl Writer<'_> {
 
     /// A card as one exclusive device.
     fn whole(&self, npu: &Npu) -> Vec<Device> {
-        let mut device = whole_card(npu, &self.inventory.driver_version);
+        let mut device = whole_card(npu, &self.inventory.driver_version, self.link(npu));
         device.taints = self.taints(npu);
         vec![device]
     }
@@ -325,7 +325,7 @@ impl Writer<'_> {
     }
 
     fn part(&self, npu: &Npu, part: &Part) -> Device {
-        let mut device = whole_card(npu, &self.inventory.driver_version);
+        let mut device = whole_card(npu, &self.inventory.driver_version, self.link(npu));
         let takes = part.template.takes;
         device.name.clone_from(&part.name);
         let text = |value: &str| Attribute::Text(attribute_text(value));
@@ -390,6 +390,10 @@ impl Writer<'_> {
         (Some((set, counters(sliceable.whole))), devices)
     }
 
+    fn link(&self, npu: &Npu) -> Option<Link> {
+        self.health.get(&npu.stable_id)?.link
+    }
+
     /// Taints of a card: its health, and why it takes no new claims.
     fn taints(&self, npu: &Npu) -> Vec<Taint> {
         let health = self.health.get(&npu.stable_id);
@@ -416,6 +420,7 @@ impl Writer<'_> {
             ("type".to_owned(), text()),
             ("template".to_owned(), text()),
             ("parent".to_owned(), text()),
+            ("link".to_owned(), text()),
             ("dies".to_owned(), Attribute::Int(0)),
         ]);
         Device { attributes, ..Device::default() }
@@ -486,7 +491,7 @@ pub fn hold_taint(driver: &DriverName, hold: &Hold) -> Taint {
 
 /// A whole card. Every device of ours has the same own attribute names: a missing one would be a CEL error that stops
 /// a pod's scheduling.
-fn whole_card(npu: &Npu, driver_version: &str) -> Device {
+fn whole_card(npu: &Npu, driver_version: &str, link: Option<Link>) -> Device {
     let first = npu.first();
     let text = |value: &str| Attribute::Text(attribute_text(value));
     let number = |value: Option<u32>| Attribute::Int(value.map_or(-1, i64::from));
@@ -504,6 +509,7 @@ fn whole_card(npu: &Npu, driver_version: &str) -> Device {
         ("type".to_owned(), text(kind)),
         ("template".to_owned(), text("")),
         ("parent".to_owned(), text("")),
+        ("link".to_owned(), text(link.map_or("", Link::as_str))),
         ("dies".to_owned(), Attribute::Int(dies)),
     ]);
     if first.family != Family::Example {
