@@ -319,8 +319,8 @@ async fn root_drains_a_card_and_lets_claims_have_it_again() {
     assert_eq!(answer.claims.len(), 1);
     running.client.hold(hold("npu-2", "cordoned", "")).await.unwrap();
     let devices = running.client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices;
-    let states: Vec<_> = devices.iter().map(|device| device.state.as_str()).collect();
-    assert_eq!(states, ["draining", "tainted", "cordoned"]);
+    let shown: Vec<_> = devices.iter().map(|device| device.state.as_str()).collect();
+    assert_eq!(shown, ["draining", "tainted", "cordoned"]);
     assert_eq!(devices[0].reason, "drained by an operator: a fan");
     let hold_of = devices[0].hold.as_ref().unwrap();
     assert_eq!((hold_of.kind.as_str(), hold_of.reason.as_str(), hold_of.since_ms), ("drained", "a fan", 900_000));

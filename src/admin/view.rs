@@ -62,9 +62,9 @@ fn device(view: &DeviceView, snapshot: &Snapshot, closed: Option<&str>) -> proto
         _ if !view.owners.is_empty() => "split",
         _ => "free",
     };
-    let held = hold.map(held_text);
+    let by_hand = hold.map(hold_text);
     let sick_text = sick.map(|health| format!("health {}: {}", health.condition, health.text()));
-    let reason = closed.map(str::to_owned).into_iter().chain(held).chain(sick_text).collect::<Vec<_>>().join("; ");
+    let reason = closed.map(str::to_owned).into_iter().chain(by_hand).chain(sick_text).collect::<Vec<_>>().join("; ");
     let mut taints: Vec<_> = sick.and_then(|health| slice::health_taint(&node.driver, health)).into_iter().collect();
     taints.extend(closed.map(|why| slice::closed_taint(&node.driver, why)));
     taints.extend(hold.map(|hold| slice::hold_taint(&node.driver, hold)));
@@ -95,7 +95,7 @@ pub fn device_hold(hold: &Hold) -> proto::DeviceHold {
     proto::DeviceHold { kind: kind.as_str().to_owned(), reason: reason.clone(), since_ms: since.as_millisecond() }
 }
 
-fn held_text(hold: &Hold) -> String {
+fn hold_text(hold: &Hold) -> String {
     let why = if hold.reason.is_empty() { String::new() } else { format!(": {}", hold.reason) };
     format!("{} by an operator{why}", hold.kind.as_str())
 }
@@ -487,7 +487,7 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
     }
     for view in &snapshot.devices {
         if let Some(hold) = snapshot.holds.get(&view.npu.stable_id) {
-            all.push(point(view.npu.name.as_str(), held_text(hold), Some(hold.since.as_millisecond())));
+            all.push(point(view.npu.name.as_str(), hold_text(hold), Some(hold.since.as_millisecond())));
         }
     }
     for (device, why) in &snapshot.closed {

@@ -137,9 +137,8 @@ impl Notice {
             Self::Prepared { .. } | Self::Unprepared { .. } | Self::Found { .. } | Self::Closed { why: None, .. } => {
                 Severity::Info
             }
-            Self::OnHold { hold: None, .. } => Severity::Info,
+            Self::OnHold { hold: None, .. } | Self::Health { to: Condition::Ok, .. } => Severity::Info,
             Self::Model { why, .. } if why.is_empty() => Severity::Info,
-            Self::Health { to: Condition::Ok, .. } => Severity::Info,
             Self::Health { to: Condition::Unknown | Condition::Warn, .. } => Severity::Warning,
             Self::Refused { refusal, .. } if refusal.kind() == Kind::Retry => Severity::Warning,
             Self::Backend { severity, .. } => *severity,

@@ -24,7 +24,7 @@ use samples::rate;
 use tempfile::TempDir;
 
 /// What can be measured, in the order in which it is.
-const ROWS: [&str; 8] = ["register", "prepare", "parallel", "cut", "killed", "npuctl", "polling", "quiet"];
+const ROWS: [&str; 9] = ["register", "prepare", "parallel", "cut", "killed", "npuctl", "polling", "faults", "quiet"];
 /// Replaces of one writer, and of each of many, for the floor.
 const FLOOR: (u32, u32) = (1000, 30);
 
@@ -81,6 +81,7 @@ impl Run {
                 "killed" => rows::start::killed(self).await,
                 "npuctl" => rows::start::npuctl(self).await,
                 "polling" => rows::polling::polling(self).await,
+                "faults" => rows::faults::faults(self).await,
                 _ => rows::quiet::quiet(self).await,
             };
             let state = result.map_or_else(|error| format!("failed: {error:#}"), |()| "measured".to_owned());

@@ -78,6 +78,14 @@ impl Stage {
         Ok(stage)
     }
 
+    /// The same with a fault over as soon as a card may be quiet.
+    pub(crate) async fn failing(dir: &Path, cards: u32) -> anyhow::Result<Self> {
+        let mut stage = Self::set(dir, cards).await?;
+        stage.flags.push("--health-quiet=1s".to_owned());
+        stage.start().await?;
+        Ok(stage)
+    }
+
     /// Lets daemons run from copies of the binary and the library, so that their pages are shared with no other daemon
     /// of the bench and count in full.
     pub(crate) fn copy_binaries(&mut self) -> anyhow::Result<()> {

@@ -16,7 +16,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn policy() -> Policy {
-    Policy { table: Table::default(), quiet: Duration::from_secs(60), misses: 3 }
+    Policy { table: Table::default(), quiet: Duration::from_mins(1), misses: 3 }
 }
 
 fn of(overrides: &[(u32, Action)]) -> Policy {
@@ -68,11 +68,15 @@ fn conditions(policy: &Policy, reports: &[(i64, Report)]) -> Vec<Condition> {
     walk(policy, reports).iter().map(|health| health.condition).collect()
 }
 
+/// A name, a policy, and at each second a report and what follows.
+type Walk = (&'static str, Policy, Vec<(i64, Report, Condition)>);
+
 #[test]
+#[allow(clippy::too_many_lines, reason = "it is one table")]
 fn every_transition_is_as_the_table_says() {
     use Condition::{Fatal, Lost, Ok, Tainted, Unknown, Warn};
     let evict = || of(&[(ECC, Action::Evict)]);
-    let table: Vec<(&str, Policy, Vec<(i64, Report, Condition)>)> = vec![
+    let table: Vec<Walk> = vec![
         ("a first good answer", policy(), vec![(0, well(), Ok)]),
         ("a first bad answer", policy(), vec![(0, read(Level::Critical, &[]), Tainted)]),
         ("an answer that says nothing", policy(), vec![(0, partly(Level::Unknown, &[]), Unknown), (5, well(), Ok)]),

@@ -2,6 +2,7 @@
 
 pub(crate) mod claims;
 pub(crate) mod cut;
+pub(crate) mod faults;
 pub(crate) mod polling;
 pub(crate) mod quiet;
 pub(crate) mod start;

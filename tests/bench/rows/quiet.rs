@@ -125,7 +125,7 @@ async fn fault_to_taint(stage: &Stage, card: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_micros(seen.saturating_sub(told)))
 }
 
-fn tainted(slices: &[&Value], device: &str) -> bool {
+pub(super) fn tainted(slices: &[&Value], device: &str) -> bool {
     let devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array()).flatten();
     devices
         .filter(|one| one["name"] == device)
