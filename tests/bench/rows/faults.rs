@@ -51,7 +51,7 @@ pub(crate) async fn faults(run: &mut Run) -> anyhow::Result<()> {
             phy: number / 2 % FLAPPING,
             code: CODE,
             severity: CRITICAL,
-            assertion: if number % 2 == 0 { Assertion::Occurred } else { Assertion::Recovered },
+            assertion: if number.is_multiple_of(2) { Assertion::Occurred } else { Assertion::Recovered },
         };
         let burst: Vec<_> = (sent..sent + BURST).map(notice).collect();
         stage.node.world().send_events(&burst)?;
