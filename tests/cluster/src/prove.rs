@@ -104,7 +104,7 @@ pub(crate) fn run(own: &Own, wanted: &[String], names: &[String]) -> anyhow::Res
         match &outcome {
             Some(why) => {
                 noticed += 1;
-                let line: String = why.lines().next().unwrap_or_default().chars().take(110).collect();
+                let line: String = why.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(110).collect();
                 println!("{:24} {:62} {line} ({took:.0} s)", proof.case, proof.broken);
             }
             None => println!("{:24} {:62} NOTHING: THE CASE PASSED ({took:.0} s)", proof.case, proof.broken),
