@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    health::FaultMemory,
+    health::{FaultMemory, Link},
     inventory::Inventory,
     model::Model,
     names::{DeviceName, InvalidName},
@@ -67,6 +67,9 @@ pub struct CardMemory {
     /// Faults that keep claims away: a restart is no recovery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultMemory>,
+    /// Its network link: what is published does not change by a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
     /// An operator's hand on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
@@ -126,6 +129,7 @@ impl NodeMemory {
                 vdie,
                 bus_id,
                 faults: Vec::new(),
+                link: None,
                 hold: None,
             });
         }
@@ -170,6 +174,7 @@ impl NodeMemory {
                 vdie: vdie.cloned(),
                 bus_id,
                 faults: Vec::new(),
+                link: None,
                 hold: None,
             });
             self.cards.len() - 1

@@ -125,8 +125,9 @@ impl State {
         for quarantined in loaded.quarantined {
             ledger.quarantine(quarantined);
         }
-        let sick = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty());
-        let health = sick.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, now))).collect();
+        let told = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty() || card.link.is_some());
+        let health = told.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, card.link, now)));
+        let health = health.collect();
         let offer = Offer { holds: loaded.memory.holds(), ..Offer::default() };
         let mut known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
         if let Some(suspension) = &known.memory.suspended {
@@ -701,9 +702,10 @@ impl Known {
             let Some(new) = self.health.get(&card) else { continue };
             seen |= old.as_ref() != Some(new);
             if let Some(entry) = self.memory.cards.iter_mut().find(|entry| entry.stable_id == card)
-                && entry.faults != new.memory()
+                && (entry.faults != new.memory() || entry.link != new.link)
             {
                 entry.faults = new.memory();
+                entry.link = new.link;
                 self.unsaved = true;
             }
             if new.is_news(old.as_ref()) {

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::domain::{
     claim::ClaimRef,
-    health::{Action, Cause, FaultMemory, Level},
+    health::{Action, Cause, FaultMemory, Level, Link},
     names::DeviceName,
     node::{CardMemory, Hold, HoldKind},
     npu::{PciAddress, StableId, Vdie},
@@ -58,6 +58,7 @@ fn memory() -> NodeMemory {
                 since: jiff::Timestamp::UNIX_EPOCH,
             },
         ],
+        link: Some(Link::Down),
         hold: Some(Hold { kind: HoldKind::Drain, reason: "a fan".to_owned(), since: jiff::Timestamp::UNIX_EPOCH }),
     };
     NodeMemory { cards: vec![card], suspended: None }

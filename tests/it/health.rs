@@ -258,7 +258,7 @@ async fn the_administrators_table_evicts_and_one_with_a_mistake_leaves_the_old_i
     setting.health("npu-4", |health| health.condition == "fatal").await;
 
     fs::write(&table, "80E01801 = \"evict\"\n80E18005 = \"evikt\"\n").unwrap();
-    setting.reload(&daemon, "faults.toml:2: \\\"evikt\\\" is no action").await;
+    setting.reload(&daemon, "faults.toml:2: \"evikt\" is no action").await;
     assert_eq!(setting.taints("npu-4"), [evicted]);
 
     fs::write(&table, "80E01801 = \"ignore\"\n").unwrap();

@@ -93,6 +93,7 @@ fn memory(cards: u8) -> NodeMemory {
             vdie: None,
             bus_id: bus_id.parse().unwrap(),
             faults: Vec::new(),
+            link: None,
             hold: None,
         }
     };

@@ -155,6 +155,8 @@ pub struct Health {
     pub link: Option<Link>,
     /// Answers missed in a row.
     pub missed: u32,
+    /// True once anything was reported: what was remembered only is nothing that users were told just now.
+    heard: bool,
     /// Levels that events gave to active codes.
     told: BTreeMap<u32, Level>,
     /// Since when a link that was down is up.
@@ -162,9 +164,9 @@ pub struct Health {
 }
 
 impl Health {
-    /// A card that nothing is known of yet, but what was remembered of its faults.
+    /// A card that nothing is known of yet, but what was remembered of its faults and its link.
     #[must_use]
-    pub fn remembered(faults: &[FaultMemory], now: Timestamp) -> Self {
+    pub fn remembered(faults: &[FaultMemory], link: Option<Link>, now: Timestamp) -> Self {
         let fault = |memory: &FaultMemory| {
             let FaultMemory { cause, action, level, since } = memory.clone();
             (cause, Fault { action, level, since: since.min(now), better: None })
@@ -174,8 +176,9 @@ impl Health {
             condition: Condition::Unknown,
             since: now,
             faults: faults.iter().map(fault).collect(),
-            link: None,
+            link,
             missed: 0,
+            heard: false,
             told: BTreeMap::new(),
             link_up: None,
         };
@@ -187,10 +190,11 @@ impl Health {
     /// One step: what a report and the passing of time make of the old state.
     #[must_use]
     pub fn step(old: Option<&Self>, report: &Report, policy: &Policy, now: Timestamp) -> Self {
-        let mut new = old.map_or_else(|| Self::remembered(&[], now), Clone::clone);
+        let mut new = old.map_or_else(|| Self::remembered(&[], None, now), Clone::clone);
         new.turn_back(now);
         let once = new.picture(report);
         let answered = *report != Report::Missed;
+        new.heard |= answered;
         if answered {
             new.hold(once, policy, now);
             new.hold_link(policy.quiet, now);
@@ -438,15 +442,11 @@ impl Health {
     /// True if users must hear of the change from `old` to this.
     #[must_use]
     pub fn is_news(&self, old: Option<&Self>) -> bool {
-        match old {
-            None => !matches!(self.condition, Condition::Ok | Condition::Unknown),
-            Some(old) => {
-                let worse = |(cause, fault): (&Cause, &Fault)| {
-                    old.faults.get(cause).is_none_or(|before| before.action < fault.action)
-                };
-                old.condition != self.condition || self.faults.iter().any(worse)
-            }
-        }
+        let Some(old) = old else { return !matches!(self.condition, Condition::Ok | Condition::Unknown) };
+        let worse =
+            |(cause, fault): (&Cause, &Fault)| old.faults.get(cause).is_none_or(|before| before.action < fault.action);
+        let is_first = !old.heard && matches!(self.condition, Condition::Ok | Condition::Unknown);
+        !is_first && (old.condition != self.condition || self.faults.iter().any(worse))
     }
 
     /// What must outlive a restart: faults that keep claims away.

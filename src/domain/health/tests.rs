@@ -303,13 +303,26 @@ fn a_restart_is_no_recovery() {
     let policy = of(&[(ECC, Action::Evict)]);
     let states = walk(&policy, &[(0, read(Level::Critical, &[ECC])), (10, well())]);
     assert_eq!(states[0].memory(), states[1].memory(), "a card that flaps writes nothing");
-    let mut health = Health::remembered(&states[1].memory(), at(20));
+    let mut health = Health::remembered(&states[1].memory(), None, at(20));
     assert_eq!((health.condition, health.since), (Condition::Fatal, at(0)));
     for (second, wanted) in [(21, Condition::Fatal), (80, Condition::Fatal), (81, Condition::Ok)] {
         health = Health::step(Some(&health), &well(), &policy, at(second));
         assert_eq!(health.condition, wanted, "{second}");
     }
     assert!(health.memory().is_empty());
+}
+
+#[test]
+fn a_remembered_card_that_is_well_is_no_news() {
+    let remembered = Health::remembered(&[], Some(Link::Up), at(0));
+    assert_eq!((remembered.condition, remembered.link), (Condition::Unknown, Some(Link::Up)));
+    let missed = Health::step(Some(&remembered), &Report::Missed, &policy(), at(1));
+    let good = Health::step(Some(&missed), &well(), &policy(), at(2));
+    assert!(!missed.is_news(Some(&remembered)) && !good.is_news(Some(&missed)));
+    let bad = Health::step(Some(&remembered), &read(Level::Minor, &[]), &policy(), at(2));
+    assert!(bad.is_news(Some(&remembered)));
+    let gone = Health::step(Some(&good), &Report::Lost, &policy(), at(3));
+    assert!(gone.is_news(Some(&good)));
 }
 
 #[test]
@@ -460,7 +473,7 @@ proptest! {
             prop_assert_eq!(bad || state.condition == Condition::Lost, !state.condition.is_usable());
             prop_assert_eq!(state.condition == Condition::Fatal, state.action() == Action::Evict
                 && state.condition != Condition::Lost);
-            let again = Health::remembered(&state.memory(), at(*second));
+            let again = Health::remembered(&state.memory(), state.link, at(*second));
             prop_assert_eq!(again.memory(), state.memory());
             prop_assert_eq!(again.action() >= Action::Taint, bad);
         }
