@@ -307,11 +307,14 @@ impl Health {
         for (cause, (action, level)) in &present {
             self.note(*cause, *action, *level, now);
         }
-        if let Some(event) = once {
+        let once = once.map(|event| {
             let action = policy.table.action(event.code, event.level);
-            if action > Action::Ignore {
-                self.note(Cause::Code(event.code), action, event.level, now);
-            }
+            (Cause::Code(event.code), action, event.level)
+        });
+        if let Some((cause, action, level)) = once
+            && action > Action::Ignore
+        {
+            self.note(cause, action, level, now);
         }
         self.faults.retain(|cause, fault| {
             let (action, level) = present.get(cause).copied().unwrap_or((Action::Ignore, Level::Ok));
@@ -320,6 +323,11 @@ impl Health {
             }
             let better = *fault.better.get_or_insert(now);
             if now.duration_since(better) >= span(policy.quiet) {
+                // What was worse has been over for long enough; what came and went just now has not.
+                let (action, level) = match once {
+                    Some((other, lesser, told)) if other == *cause && lesser > action => (lesser, told),
+                    _ => (action, level),
+                };
                 *fault = Fault { action, level, better: None, ..*fault };
             }
             fault.action > Action::Ignore

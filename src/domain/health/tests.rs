@@ -326,6 +326,16 @@ fn a_remembered_card_that_is_well_is_no_news() {
 }
 
 #[test]
+fn a_lesser_event_at_the_end_of_the_quiet_time_is_held_in_its_turn() {
+    let unknown = read(Level::Unknown, &[7]);
+    let event = Report::Event(FaultEvent { code: 7, level: Level::Minor, turn: Turn::Once });
+    let states = walk(&policy(), &[(0, unknown), (1, well()), (61, event), (62, well()), (121, well()), (122, well())]);
+    let actions: Vec<_> = states.iter().map(Health::action).collect();
+    let (taint, warn) = (Action::Taint, Action::Warn);
+    assert_eq!(actions, [taint, taint, warn, warn, warn, Action::Ignore]);
+}
+
+#[test]
 fn what_the_administrator_now_ignores_is_over_at_once() {
     let before = Health::step(None, &read(Level::Minor, &[ECC]), &policy(), at(0));
     let after = Health::step(Some(&before), &read(Level::Minor, &[ECC]), &of(&[(ECC, Action::Ignore)]), at(5));
