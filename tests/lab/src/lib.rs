@@ -18,7 +18,7 @@ use anyhow::Context as _;
 
 pub use machine::{DeviceNode, Machine, Options};
 pub use needs::{Missing, Need, require};
-pub use root::{Root, mirror};
+pub use root::Root;
 
 /// Where everything of these tiers is kept: `$XDG_CACHE_HOME/npu-dra`, else `~/.cache/npu-dra`. It is made if absent.
 ///

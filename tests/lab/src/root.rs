@@ -63,7 +63,7 @@ impl Root {
             .arg(format!("--include={}", self.packages.join(",")))
             .arg(&self.suite)
             .arg(&part)
-            .arg(format!("deb {} {} main", mirror(), self.suite))
+            .args(mirror().map(|mirror| format!("deb {mirror} {} main", self.suite)))
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -89,14 +89,13 @@ impl Root {
     }
 }
 
-/// The Debian mirror that this machine's own apt sources name, else Debian's own address.
-#[must_use]
-pub fn mirror() -> String {
+/// The Debian mirror that this machine's own apt sources name; mmdebstrap has one of its own where they name none.
+fn mirror() -> Option<String> {
     let mut texts = vec![fs::read_to_string("/etc/apt/sources.list").unwrap_or_default()];
     for entry in fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten() {
         texts.push(fs::read_to_string(entry.path()).unwrap_or_default());
     }
-    mirror_in(&texts.join("\n")).unwrap_or_else(|| "http://deb.debian.org/debian".to_owned())
+    mirror_in(&texts.join("\n"))
 }
 
 /// The first address that ends like a Debian archive.
