@@ -350,7 +350,6 @@ fn prepare(root: &Path, own_containerd: bool) -> anyhow::Result<()> {
     // Nobody needs this etcd after a power cut.
     write(&at("/etc/default/etcd"), b"ETCD_UNSAFE_NO_FSYNC=true\nETCD_LOG_LEVEL=warn\n")?;
     write(&at("/etc/systemd/journald.conf.d/cluster.conf"), b"[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n")?;
-    write(&at("/root/.bashrc"), b"export KUBECONFIG=/etc/kubernetes/admin.conf\n")?;
     vendor_files(root)
 }
 
