@@ -22,7 +22,7 @@ mod stage;
 use std::{env, path::PathBuf, process::ExitCode, time::Instant};
 
 use anyhow::Context as _;
-use lab::cases::{Account, CANNOT_RUN, Catalogue, Choice};
+use lab::cases::{Account, CANNOT_RUN, Catalogue, Choice, caught};
 
 use crate::{
     host::Host,
@@ -118,8 +118,7 @@ fn run_setting(account: &mut Account, setting: &Setting, own: &Own, keep: bool) 
         if account.lists(setting.name, name) && account.wants(setting.name, name) {
             account.run(setting.name, name, || {
                 stage.begin()?;
-                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&stage)));
-                stage.end(outcome.unwrap_or_else(|panic| Err(lab::cases::panicked(panic.as_ref()))))
+                stage.end(caught(|| case(&stage)))
             });
         }
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use lab::{Machine, Options, Root};
+use lab::{Machine, Options, Root, cases::caught};
 use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::{Value, json};
 
@@ -240,9 +240,9 @@ impl Plane {
                 // A thread with a file system of its own may enter; it ends with the call.
                 unshare(CloneFlags::CLONE_FS).context("cannot have a file system of its own")?;
                 setns(&namespace, CloneFlags::CLONE_NEWNS).context("cannot enter the node's file system")?;
-                call()
+                caught(call)
             });
-            thread.join().unwrap_or_else(|_| Err(anyhow!("the call panicked in the node's file system")))
+            thread.join().unwrap_or_else(|_| Err(anyhow!("the thread in the node's file system panicked")))
         })
     }
 

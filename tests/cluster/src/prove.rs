@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    panic::{AssertUnwindSafe, catch_unwind},
     process::{Command, ExitCode},
     time::{Duration, Instant},
 };
@@ -123,8 +122,7 @@ fn prove(stage: &Stage, proof: &Proof) -> anyhow::Result<Option<String>> {
     plane.run(&["systemctl", "daemon-reload"])?;
     stage.spoil();
     stage.begin()?;
-    let outcome = catch_unwind(AssertUnwindSafe(|| case(stage)))
-        .unwrap_or_else(|panic| Err(lab::cases::panicked(panic.as_ref())));
+    let outcome = lab::cases::caught(|| case(stage));
 
     // The driver is mended, so that kubelet can let go of what the case made.
     fs::remove_file(plane.file(DROP_IN))?;

@@ -14,10 +14,11 @@
 //! A listed case that did not run has failed; a case that ran but is not listed is an error.
 
 use std::{
-    any::Any,
+    cell::{Cell, RefCell},
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind},
     process::ExitCode,
+    sync::Once,
     time::{Duration, Instant},
 };
 
@@ -100,11 +101,34 @@ impl Choice {
     }
 }
 
-/// A panic as the error that it is.
-#[must_use]
-pub fn panicked(panic: &(dyn Any + Send)) -> anyhow::Error {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    anyhow!("panicked: {}", text.unwrap_or_default())
+thread_local! {
+    /// Whether this thread is within [`caught`].
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+    /// What the last panic within said, and where.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Calls a function; its panic is an error with message and place, and prints nothing.
+///
+/// # Errors
+/// That of the function, or its panic.
+pub fn caught<T>(call: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
+            if CATCHING.get() {
+                let place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+                PANIC.set(format!("panicked at {place}: {}", info.payload_as_str().unwrap_or("no message")));
+            } else {
+                others(info);
+            }
+        }));
+    });
+    let outside = CATCHING.replace(true);
+    let outcome = catch_unwind(AssertUnwindSafe(call));
+    CATCHING.set(outside);
+    outcome.unwrap_or_else(|_| Err(anyhow!(PANIC.take())))
 }
 
 /// What a case has to say when it went well: nothing, or a figure.
@@ -138,6 +162,7 @@ pub struct Account {
     catalogue: Catalogue,
     choice: Choice,
     ended: Vec<(String, String, End)>,
+    blocked: Vec<(String, String)>,
 }
 
 impl Account {
@@ -152,7 +177,7 @@ impl Account {
         if !catalogue.all().any(|(set, name)| choice.has(set, name)) {
             bail!("no case has {} in its name", choice.names.join(" or "));
         }
-        Ok(Self { tier: tier.to_owned(), catalogue, choice, ended: Vec::new() })
+        Ok(Self { tier: tier.to_owned(), catalogue, choice, ended: Vec::new(), blocked: Vec::new() })
     }
 
     /// Whether any case of this set is wanted, so that its machine is worth the boot.
@@ -179,7 +204,7 @@ impl Account {
             return false;
         }
         let started = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(case)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
+        let outcome = caught(case);
         let took = started.elapsed();
         let end = match outcome {
             _ if !self.lists(set, name) => End::Failed(format!("ran, but the catalogue does not list it for {set}")),
@@ -204,14 +229,17 @@ impl Account {
     }
 
     /// Says why the rest of a set cannot run, for instance that its machine does not boot. Its cases count as not run.
-    pub fn blocked(&self, set: &str, why: &anyhow::Error) {
+    pub fn blocked(&mut self, set: &str, why: &anyhow::Error) {
         println!("BLOCKED {set}");
-        for text in format!("{why:#}").lines() {
+        let why = format!("{why:#}");
+        for text in why.lines() {
             println!("        {text}");
         }
+        self.blocked.push((set.to_owned(), why));
     }
 
-    /// Prints the totals and returns the exit code: 1 if a case failed or a listed and wanted one did not run.
+    /// Prints once more, in short, what failed and why, then the totals, and returns the exit code: 1 if a case failed or
+    /// a listed and wanted one did not run.
     #[must_use]
     pub fn finish(self) -> ExitCode {
         let totals = self.totals();
@@ -221,11 +249,21 @@ impl Account {
                 println!("NOT RUN {set}/{name}");
             }
         }
-        for (set, name, _) in self.ended.iter().filter(|(_, _, end)| *end != End::Passed) {
-            println!("failed: {set}/{name}");
+        for line in self.reasons() {
+            println!("{line}");
         }
         println!("{}: {totals}", self.tier);
         if totals.failed == 0 && totals.not_run == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// A line for each set that was blocked and each case that failed.
+    fn reasons(&self) -> Vec<String> {
+        let blocked = self.blocked.iter().map(|(set, why)| format!("blocked: {set}: {}", short(why)));
+        let failed = self.ended.iter().filter_map(|(set, name, end)| match end {
+            End::Failed(why) => Some(format!("failed: {set}/{name}: {}", short(why))),
+            End::Passed => None,
+        });
+        blocked.chain(failed).collect()
     }
 
     fn totals(&self) -> Totals {
@@ -247,6 +285,17 @@ struct Totals {
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed, {} not run", self.passed, self.failed, self.not_run)
+    }
+}
+
+/// The beginning of a reason, on one line and without the logs that follow it below a line of `---`.
+fn short(why: &str) -> String {
+    const LENGTH: usize = 300;
+    let lines: Vec<_> = why.lines().take_while(|line| !line.starts_with("---")).map(str::trim).collect();
+    let text = lines.join(" ");
+    match text.char_indices().nth(LENGTH - 1) {
+        Some((end, _)) if text.chars().nth(LENGTH).is_some() => format!("{}…", &text[..end]),
+        _ => text,
     }
 }
 
@@ -306,6 +355,22 @@ mod tests {
         assert!(!account.run::<()>("two", "starts", || panic!("no {}", 1)));
         assert!(account.run("two", "stops", || Ok(())));
         assert_eq!(totals(&account), (1, 2, 0));
+    }
+
+    #[test]
+    fn the_end_tells_briefly_why_a_case_failed_and_where_it_panicked() {
+        let mut account = account(Choice::default());
+        account.run::<()>("one", "starts", || bail!("no\n  device\n--- journal\nmany lines"));
+        account.run::<()>("two", "starts", || panic!("no {}", 1));
+        account.run::<()>("two", "stops", || bail!("{}", "é".repeat(1000)));
+        account.blocked("two", &anyhow!("no machine"));
+        let reasons = account.reasons();
+        assert_eq!(reasons[0], "blocked: two: no machine");
+        assert_eq!(reasons[1], "failed: one/starts: no device");
+        assert!(reasons[2].starts_with("failed: two/starts: panicked at tests/lab/src/cases.rs:"), "{}", reasons[2]);
+        assert!(reasons[2].ends_with(": no 1"), "{}", reasons[2]);
+        assert_eq!(reasons[3].chars().filter(|char| *char == 'é').count(), 299);
+        assert!(reasons[3].ends_with("é…"));
     }
 
     #[test]
