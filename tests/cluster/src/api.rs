@@ -195,11 +195,6 @@ impl Api {
         self.ask(Method::POST, &path, "application/json", serde_json::to_vec(object)?)
     }
 
-    /// Replaces an object by an edited one.
-    pub(crate) fn replace(&self, object: &Value) -> anyhow::Result<Value> {
-        self.ask(Method::PUT, &path_of(object)?, "application/json", serde_json::to_vec(object)?)
-    }
-
     /// Changes parts of an object; `path` may end with `/status`.
     pub(crate) fn merge(&self, path: &str, change: &Value) -> anyhow::Result<Value> {
         self.ask(Method::PATCH, path, "application/merge-patch+json", serde_json::to_vec(change)?)

@@ -5,7 +5,6 @@
 //! ```
 
 #![allow(clippy::print_stdout)] // the account of the cases is this program's output
-#![allow(dead_code)] // what the cases to come will need
 
 mod api;
 mod cases;

@@ -173,11 +173,6 @@ impl Plane {
         &self.api
     }
 
-    /// The API server with the node's own credentials.
-    pub(crate) fn api_as_node(&self) -> anyhow::Result<Api> {
-        Api::new(self.machine.leader(), serde_json::from_value(api::kubeconfig(&self.machine.root(), "node"))?)
-    }
-
     /// The machine.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine

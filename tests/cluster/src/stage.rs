@@ -279,14 +279,6 @@ impl Stage {
         self.api().get(&path_of(object)?)
     }
 
-    /// An object as it is now, if it is there.
-    ///
-    /// # Errors
-    /// The server does not answer.
-    pub(crate) fn find(&self, object: &Value) -> anyhow::Result<Option<Value>> {
-        self.api().find(&path_of(object)?)
-    }
-
     /// Waits until a pod runs and all its containers are ready; the pod.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `testkit corpus`: the stand-in and real API servers, held against recorded answers. `testkit load`: figures of a driver.
+//! `testkit corpus`: the stand-in and real API servers, held against recorded answers.
 
 use std::{
     fs,
@@ -9,7 +9,6 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, Subcommand};
 use testkit::{
     corpus::{self, Answers, Server, Setting},
-    load::{self, Cluster, Target},
     plane::{self, Programs},
 };
 
@@ -117,58 +116,6 @@ pub(crate) async fn corpus(what: Corpus) -> anyhow::Result<()> {
             std::future::pending::<()>().await;
         }
     }
-    Ok(())
-}
-
-/// A load on a driver, with a real API server behind it.
-#[derive(Debug, Args)]
-pub(crate) struct Load {
-    /// The driver's DRA socket
-    #[arg(long, value_name = "FILE")]
-    socket: PathBuf,
-    /// The API server that the driver reads claims from
-    #[arg(long, value_name = "URL")]
-    server: String,
-    /// File with the certificate of its authority
-    #[arg(long, value_name = "FILE")]
-    ca: PathBuf,
-    /// Token of an administrator (group system:masters)
-    #[arg(long)]
-    token: String,
-    /// Name of the driver
-    #[arg(long)]
-    driver: String,
-    /// Node of the devices
-    #[arg(long)]
-    node: String,
-    /// Pool of the devices
-    #[arg(long)]
-    pool: String,
-    /// Names of devices; claims beyond their number get administrators' access
-    #[arg(long, value_delimiter = ',', required = true)]
-    devices: Vec<String>,
-    /// Number of claims, which is also how many are prepared side by side
-    #[arg(long, default_value_t = 64)]
-    claims: usize,
-    /// How often each is prepared and released
-    #[arg(long, default_value_t = 10)]
-    rounds: usize,
-    /// User who may read the claims although none of its pods uses them: system:node:NODE, if the driver runs as that
-    #[arg(long, value_name = "USER")]
-    reader: Option<String>,
-}
-
-/// Measures, and prints the figures as JSON.
-pub(crate) async fn load(load: Load) -> anyhow::Result<()> {
-    let cluster = Cluster::new(&load.server, &text(&load.ca)?, &load.token)?;
-    let target = Target { driver: load.driver, pool: load.pool, devices: load.devices, node: load.node };
-    let work = async {
-        let claims = cluster.make_claims(&target, load.claims, load.reader.as_deref()).await?;
-        load::measure(&load.socket, &claims, load.rounds).await
-    };
-    let report = work.await;
-    cluster.delete_claims().await?;
-    say(&serde_json::to_string_pretty(&report?)?);
     Ok(())
 }
 

@@ -112,8 +112,6 @@ enum Command {
     /// Hold the API server's stand-in, or a real server, against recorded answers
     #[command(subcommand)]
     Corpus(held::Corpus),
-    /// Measure a driver: kubelet's calls for many claims, one at a time and side by side; JSON
-    Load(held::Load),
 }
 
 #[derive(Debug, clap::Args)]
@@ -204,7 +202,6 @@ async fn work(command: Command) -> anyhow::Result<()> {
         Command::Lose { npu, back, sandbox } => show::sandbox::lose(&sandbox.dir, npu, back),
         Command::Health { npu, level, sandbox } => show::sandbox::health(&sandbox.dir, npu, u32::from(level.number())),
         Command::Corpus(what) => held::corpus(what).await,
-        Command::Load(load) => held::load(load).await,
     }
 }
 

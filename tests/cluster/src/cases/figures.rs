@@ -14,8 +14,7 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use testkit::kubelet::{Claim, DraClient, DraVersion};
-use tokio::task::JoinSet;
+use testkit::load;
 
 use super::Case;
 use crate::{
@@ -36,6 +35,8 @@ const PODS: usize = 20;
 const ROOM: usize = 8;
 /// Claims that are prepared in parallel.
 const PARALLEL: usize = 64;
+/// How often each is.
+const ROUNDS: usize = 3;
 /// How often a driver is started.
 const STARTS: usize = 5;
 
@@ -179,7 +180,7 @@ fn measure(stage: &Stage) -> anyhow::Result<String> {
             who.start(stage, PARALLEL)?;
         }
         who.wait_ready(stage, PARALLEL)?;
-        load(stage, who, figures)?;
+        calls(stage, who, figures)?;
         if who != Who::Ours {
             who.stop(stage)?;
         }
@@ -353,7 +354,7 @@ fn back_after_wipe(slices: &[Value], events: &Receiver<(Instant, Value)>) -> any
 }
 
 /// Prepare and unprepare as kubelet calls them, by a client that does nothing else.
-fn load(stage: &Stage, who: Who, figures: &mut Figures) -> anyhow::Result<()> {
+fn calls(stage: &Stage, who: Who, figures: &mut Figures) -> anyhow::Result<()> {
     let slices = stage.api().list(&who.slices())?;
     let pool = slices.first().context("no slices")?["spec"]["pool"]["name"].clone();
     let devices = slices.iter().filter_map(|one| one["spec"]["devices"].as_array()).flatten();
@@ -372,56 +373,14 @@ fn load(stage: &Stage, who: Who, figures: &mut Figures) -> anyhow::Result<()> {
     }
     ensure!(claims.len() == PARALLEL, "{} devices", claims.len());
     let endpoint = who.endpoint(stage.plane());
-    let client = stage.api().wait(async move { DraClient::connect(&endpoint, DraVersion::V1).await })??;
-
-    // One of each first: connections are made, caches filled.
-    run(stage, &client, &claims, 1, 1)?;
-    let (mut times, rate) = run(stage, &client, &claims, 1, 3)?;
-    figures.set(6, percentile(&mut times, 50));
-    figures.set(7, percentile(&mut times, 99));
-    figures.set(8, rate);
-    let (mut times, rate) = run(stage, &client, &claims, PARALLEL, 5)?;
-    figures.set(9, percentile(&mut times, 50));
-    figures.set(10, percentile(&mut times, 99));
-    figures.set(11, rate);
+    let [single, many] = stage.api().wait(async move { load::measure(&endpoint, &claims, ROUNDS).await })??;
+    for (row, run) in [(6, single), (9, many)] {
+        figures.set(row, run.prepare.p50_ms);
+        figures.set(row + 1, run.prepare.p99_ms);
+        figures.set(row + 2, run.pairs_per_second);
+    }
     stage.delete(&objects.iter().collect::<Vec<_>>())?;
     stage.wait_empty()
-}
-
-/// Each claim is prepared and unprepared so many rounds, by so many tasks: the times of the prepares in milliseconds,
-/// and pairs a second.
-fn run(
-    stage: &Stage,
-    client: &DraClient,
-    claims: &[Claim],
-    tasks: usize,
-    rounds: usize,
-) -> anyhow::Result<(Vec<f64>, f64)> {
-    let (client, claims) = (client.clone(), claims.to_vec());
-    let task = move |client: DraClient, own: Vec<Claim>| async move {
-        let mut times = Vec::new();
-        for claim in (0..rounds).flat_map(|_| own.iter()) {
-            let begun = Instant::now();
-            let devices = client.prepare_one(claim).await.map_err(|error| anyhow!("prepare: {error}"))?;
-            times.push(milliseconds(begun.elapsed()));
-            ensure!(devices.len() == 1, "prepared {devices:?}");
-            client.unprepare_one(claim).await.map_err(|error| anyhow!("unprepare: {error}"))?;
-        }
-        anyhow::Ok(times)
-    };
-    stage.api().wait(async move {
-        let begun = Instant::now();
-        let mut set = JoinSet::new();
-        for own in claims.chunks(claims.len().div_ceil(tasks)) {
-            set.spawn(task(client.clone(), own.to_vec()));
-        }
-        let mut times = Vec::new();
-        while let Some(done) = set.join_next().await {
-            times.extend(done??);
-        }
-        let pairs = f64::from(u32::try_from(times.len())?);
-        Ok((times, pairs / begun.elapsed().as_secs_f64()))
-    })?
 }
 
 /// The table, for print: sanity is that nothing is missing or zero.
