@@ -18,7 +18,14 @@ mod prove;
 mod setting;
 mod stage;
 
-use std::{env, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    env,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Instant,
+};
 
 use anyhow::Context as _;
 use lab::cases::{Account, CANNOT_RUN, Catalogue, Choice, caught};
@@ -37,11 +44,16 @@ const CATALOGUE: &str = include_str!("../CASES.toml");
 const HOST: &str = "host";
 const UNCHANGED: &str = "host-unchanged";
 
+/// How many settings run at a time. A node needs about 1 GiB of memory.
+const JOBS: usize = 4;
+
 /// What the variables of the command line ask for.
 struct Wanted {
     choice: Choice,
     keep: bool,
     own: PathBuf,
+    /// How many settings at a time.
+    jobs: usize,
 }
 
 fn main() -> ExitCode {
@@ -82,7 +94,11 @@ fn wanted() -> anyhow::Result<Wanted> {
     }
     let names = variable("CASE").split([' ', ',']).filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let own = env::var_os("PROGRAMS").map_or_else(|| programs::repository().join("target/release"), PathBuf::from);
-    Ok(Wanted { choice: Choice { sets, names }, keep, own })
+    let jobs = match variable("JOBS").as_str() {
+        "" => JOBS,
+        number => number.parse().ok().filter(|jobs| *jobs > 0).context("JOBS is no number of settings: use 1 to 5")?,
+    };
+    Ok(Wanted { choice: Choice { sets, names }, keep, own, jobs })
 }
 
 fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
@@ -91,38 +107,81 @@ fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
     if env::args().any(|word| word == "--prove") {
         return prove::run(&own, &wanted.choice.sets, &wanted.choice.names);
     }
-    let mut account = Account::open("cluster-test", catalogue, wanted.choice.clone())?;
+    let account = Account::open("cluster-test", catalogue, wanted.choice.clone())?;
     let before = Host::now();
     let settings: Vec<_> = SETTINGS.iter().filter(|setting| account.wants_set(setting.name)).collect();
-    for (number, setting) in settings.iter().enumerate() {
-        let last = number + 1 == settings.len();
-        if let Err(error) = run_setting(&mut account, setting, &own, wanted.keep && last) {
+    let kept = settings.last().filter(|_| wanted.keep).map(|setting| setting.name);
+    // Building takes all cores and is no part of the cases' time.
+    let ready = settings.iter().filter_map(|setting| match Parts::ready(setting, &own) {
+        Ok(parts) => Some((*setting, parts)),
+        Err(error) => {
             account.blocked(setting.name, &error);
+            None
+        }
+    });
+    let ready: Vec<_> = ready.collect();
+    let started = Instant::now();
+    for stage in side_by_side(&account, ready, wanted.jobs, kept) {
+        run_cases(&account, &stage, true);
+        if kept == Some(stage.setting().name) {
+            println!("{}", stage.into_plane().keep()?);
         }
     }
+    println!("        all nodes and cases: {:.0} s", started.elapsed().as_secs_f64());
     if !wanted.keep && account.wants(HOST, UNCHANGED) {
         account.run(HOST, UNCHANGED, || before.check());
     }
     Ok(account.finish())
 }
 
-fn run_setting(account: &mut Account, setting: &Setting, own: &Own, keep: bool) -> anyhow::Result<()> {
-    let parts = Parts::ready(setting, own)?;
+/// Runs the cases of several settings at a time, each setting on a node of its own: cases mostly wait. Returns the
+/// stages that are still needed: for the cases that run alone, and the one that is kept.
+fn side_by_side(account: &Account, settings: Vec<(&Setting, Parts)>, jobs: usize, kept: Option<&str>) -> Vec<Stage> {
+    // The newest release first: it has most to do.
+    let queue = Mutex::new(settings);
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || {
+        let mut stages = Vec::new();
+        while let Some((setting, parts)) = next() {
+            match caught(|| set_up(setting, &parts)) {
+                Ok(stage) => {
+                    run_cases(account, &stage, false);
+                    if kept == Some(setting.name) || wanted_cases(account, setting, true).next().is_some() {
+                        stages.push(stage);
+                    }
+                }
+                Err(error) => account.blocked(setting.name, &error),
+            }
+        }
+        stages
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        lanes.into_iter().flat_map(|lane| lane.join().unwrap_or_default()).collect()
+    })
+}
+
+fn set_up(setting: &Setting, parts: &Parts) -> anyhow::Result<Stage> {
     let started = Instant::now();
-    let plane = Plane::up(setting, &parts)?;
+    let plane = Plane::up(setting, parts)?;
     let ready = started.elapsed();
     let stage = Stage::set(plane, setting).context("the node cannot be set up")?;
     println!("        {}: node ready after {:.1} s", setting.name, ready.as_secs_f64());
-    for (name, case) in cases::all() {
-        if account.lists(setting.name, name) && account.wants(setting.name, name) {
-            account.run(setting.name, name, || {
-                stage.begin()?;
-                stage.end(caught(|| case(&stage)))
-            });
-        }
+    Ok(stage)
+}
+
+/// The cases of a setting that are to run, those that run alone or the others.
+fn wanted_cases(account: &Account, setting: &Setting, alone: bool) -> impl Iterator<Item = cases::Case> {
+    let set = setting.name;
+    cases::all()
+        .filter(move |(name, _)| account.lists(set, name) && account.wants(set, name) && account.alone(name) == alone)
+}
+
+fn run_cases(account: &Account, stage: &Stage, alone: bool) {
+    for (name, case) in wanted_cases(account, stage.setting(), alone) {
+        account.run(stage.setting().name, name, || {
+            stage.begin()?;
+            stage.end(caught(|| case(stage)))
+        });
     }
-    if keep {
-        println!("{}", stage.into_plane().keep()?);
-    }
-    Ok(())
 }

@@ -451,8 +451,9 @@ impl Stage {
             for namespace in NAMESPACES {
                 let path = format!("/{group}/namespaces/{namespace}/{plural}");
                 for object in self.api().list(&path)? {
-                    // What is on its way out is not left.
-                    if object["metadata"]["deletionTimestamp"].is_null() {
+                    // What is on its way out is not left, and a claim of a template goes some time after its pod.
+                    let owned = object["metadata"]["ownerReferences"].is_array();
+                    if !owned && object["metadata"]["deletionTimestamp"].is_null() {
                         left.push(format!("{plural} {namespace}/{}", name(&object)));
                     }
                     self.api().delete(&format!("{path}/{}", name(&object)))?;

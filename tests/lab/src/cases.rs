@@ -9,6 +9,7 @@
 //! name = "install"
 //! proves = "the package installs and starts nothing"
 //! sets = ["trixie"]        # all of them if left out
+//! alone = true             # what it measures is disturbed by cases of other sets; false if left out
 //! ```
 //!
 //! A listed case that did not run has failed; a case that ran but is not listed is an error.
@@ -18,7 +19,7 @@ use std::{
     fmt,
     panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind},
     process::ExitCode,
-    sync::Once,
+    sync::{Mutex, MutexGuard, Once, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -44,6 +45,8 @@ struct Entry {
     name: String,
     proves: String,
     sets: Option<Vec<String>>,
+    #[serde(default)]
+    alone: bool,
 }
 
 impl Catalogue {
@@ -155,14 +158,25 @@ enum End {
     Failed(String),
 }
 
-/// What ran and what came of it; [`Account::finish`] closes it.
+/// What ran and what came of it; [`Account::finish`] closes it. Several threads may run cases, each those of one set.
 #[derive(Debug)]
 pub struct Account {
     tier: String,
     catalogue: Catalogue,
     choice: Choice,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
     ended: Vec<(String, String, End)>,
     blocked: Vec<(String, String)>,
+}
+
+impl Book {
+    fn has(&self, set: &str, name: &str) -> bool {
+        self.ended.iter().any(|(of, other, _)| of == set && other == name)
+    }
 }
 
 impl Account {
@@ -177,7 +191,7 @@ impl Account {
         if !catalogue.all().any(|(set, name)| choice.has(set, name)) {
             bail!("no case has {} in its name", choice.names.join(" or "));
         }
-        Ok(Self { tier: tier.to_owned(), catalogue, choice, ended: Vec::new(), blocked: Vec::new() })
+        Ok(Self { tier: tier.to_owned(), catalogue, choice, book: Mutex::default() })
     }
 
     /// Whether any case of this set is wanted, so that its machine is worth the boot.
@@ -198,19 +212,29 @@ impl Account {
         self.choice.has(set, name)
     }
 
+    /// Whether the catalogue says that nothing else should run beside this case.
+    #[must_use]
+    pub fn alone(&self, name: &str) -> bool {
+        self.catalogue.cases.iter().any(|entry| entry.name == name && entry.alone)
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs a case if it is wanted, prints what came of it, and returns whether it passed. A panic is a failure.
-    pub fn run<T: Said>(&mut self, set: &str, name: &str, case: impl FnOnce() -> anyhow::Result<T>) -> bool {
+    pub fn run<T: Said>(&self, set: &str, name: &str, case: impl FnOnce() -> anyhow::Result<T>) -> bool {
         if !self.choice.has(set, name) {
             return false;
         }
         let started = Instant::now();
         let outcome = caught(case);
         let took = started.elapsed();
+        // Held while it prints, so that lines of different sets do not mix.
+        let mut book = self.book();
         let end = match outcome {
             _ if !self.lists(set, name) => End::Failed(format!("ran, but the catalogue does not list it for {set}")),
-            _ if self.ended.iter().any(|(of, other, _)| of == set && other == name) => {
-                End::Failed("ran a second time".to_owned())
-            }
+            _ if book.has(set, name) => End::Failed("ran a second time".to_owned()),
             Ok(said) => {
                 println!("ok      {}", line(set, name, took, &said.said()));
                 End::Passed
@@ -224,18 +248,19 @@ impl Account {
             }
         }
         let passed = end == End::Passed;
-        self.ended.push((set.to_owned(), name.to_owned(), end));
+        book.ended.push((set.to_owned(), name.to_owned(), end));
         passed
     }
 
     /// Says why the rest of a set cannot run, for instance that its machine does not boot. Its cases count as not run.
-    pub fn blocked(&mut self, set: &str, why: &anyhow::Error) {
+    pub fn blocked(&self, set: &str, why: &anyhow::Error) {
+        let mut book = self.book();
         println!("BLOCKED {set}");
         let why = format!("{why:#}");
         for text in why.lines() {
             println!("        {text}");
         }
-        self.blocked.push((set.to_owned(), why));
+        book.blocked.push((set.to_owned(), why));
     }
 
     /// Prints once more, in short, what failed and why, then the totals, and returns the exit code: 1 if a case failed or
@@ -243,12 +268,13 @@ impl Account {
     #[must_use]
     pub fn finish(self) -> ExitCode {
         let totals = self.totals();
-        let ran = |set: &str, name: &str| self.ended.iter().any(|(of, other, _)| of == set && other == name);
+        let book = self.book();
         for (set, name) in self.catalogue.all() {
-            if self.choice.has(set, name) && !ran(set, name) {
+            if self.choice.has(set, name) && !book.has(set, name) {
                 println!("NOT RUN {set}/{name}");
             }
         }
+        drop(book);
         for line in self.reasons() {
             println!("{line}");
         }
@@ -258,8 +284,9 @@ impl Account {
 
     /// A line for each set that was blocked and each case that failed.
     fn reasons(&self) -> Vec<String> {
-        let blocked = self.blocked.iter().map(|(set, why)| format!("blocked: {set}: {}", short(why)));
-        let failed = self.ended.iter().filter_map(|(set, name, end)| match end {
+        let book = self.book();
+        let blocked = book.blocked.iter().map(|(set, why)| format!("blocked: {set}: {}", short(why)));
+        let failed = book.ended.iter().filter_map(|(set, name, end)| match end {
             End::Failed(why) => Some(format!("failed: {set}/{name}: {}", short(why))),
             End::Passed => None,
         });
@@ -267,11 +294,11 @@ impl Account {
     }
 
     fn totals(&self) -> Totals {
-        let passed = self.ended.iter().filter(|(_, _, end)| *end == End::Passed).count();
+        let book = self.book();
+        let passed = book.ended.iter().filter(|(_, _, end)| *end == End::Passed).count();
         let wanted = self.catalogue.all().filter(|(set, name)| self.choice.has(set, name));
-        let not_run =
-            wanted.filter(|(set, name)| !self.ended.iter().any(|(of, other, _)| of == set && other == name)).count();
-        Totals { passed, failed: self.ended.len() - passed, not_run }
+        let not_run = wanted.filter(|(set, name)| !book.has(set, name)).count();
+        Totals { passed, failed: book.ended.len() - passed, not_run }
     }
 }
 
@@ -330,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_listed_case_that_did_not_run_is_counted() {
-        let mut account = account(Choice::default());
+        let account = account(Choice::default());
         assert_eq!(totals(&account), (0, 0, 3));
         assert!(account.run("one", "starts", || Ok(())));
         assert!(account.run("two", "starts", || Ok("0.4 s".to_owned())));
@@ -340,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_case_that_is_not_listed_or_runs_twice_fails() {
-        let mut account = account(Choice::default());
+        let account = account(Choice::default());
         assert!(!account.run("one", "stops", || Ok(())));
         assert!(!account.run("one", "sings", || Ok(())));
         account.run("one", "starts", || Ok(()));
@@ -350,7 +377,7 @@ mod tests {
 
     #[test]
     fn an_error_and_a_panic_are_failures_and_the_next_case_still_runs() {
-        let mut account = account(Choice::default());
+        let account = account(Choice::default());
         assert!(!account.run::<()>("one", "starts", || bail!("no")));
         assert!(!account.run::<()>("two", "starts", || panic!("no {}", 1)));
         assert!(account.run("two", "stops", || Ok(())));
@@ -359,7 +386,7 @@ mod tests {
 
     #[test]
     fn the_end_tells_briefly_why_a_case_failed_and_where_it_panicked() {
-        let mut account = account(Choice::default());
+        let account = account(Choice::default());
         account.run::<()>("one", "starts", || bail!("no\n  device\n--- journal\nmany lines"));
         account.run::<()>("two", "starts", || panic!("no {}", 1));
         account.run::<()>("two", "stops", || bail!("{}", "é".repeat(1000)));
@@ -376,7 +403,7 @@ mod tests {
     #[test]
     fn a_choice_leaves_the_others_out_of_the_count() {
         let names = vec!["stop".to_owned()];
-        let mut account = account(Choice { sets: Vec::new(), names });
+        let account = account(Choice { sets: Vec::new(), names });
         assert!(!account.wants_set("one") && account.wants_set("two"));
         assert!(!account.run("one", "starts", || Ok(())));
         assert!(account.run("two", "stops", || Ok(())));

@@ -466,6 +466,11 @@ fn start_guard(dir: &Path, tar: &Path) -> anyhow::Result<u32> {
 fn sweep(machines: &Path) {
     for entry in fs::read_dir(machines).into_iter().flatten().flatten() {
         let dir = entry.path();
+        // While its program runs, a guard may be about to take its lock.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.split('.').nth(1).is_some_and(|pid| Path::new("/proc").join(pid).exists()) {
+            continue;
+        }
         let Ok(file) = fs::File::open(dir.join("lock")) else { continue };
         let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { continue };
         for group in fs::read_to_string(dir.join("groups")).unwrap_or_default().lines() {

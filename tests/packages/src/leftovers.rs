@@ -158,7 +158,7 @@ fn unchanged() -> anyhow::Result<String> {
     Ok(format!("{} facts", before.len()))
 }
 
-pub(crate) fn run(account: &mut Account) {
+pub(crate) fn run(account: &Account) {
     let set = "lab";
     account.run(set, "killed-runner-leaves-nothing", killed);
     account.run(set, "interrupted-runner-leaves-nothing", interrupted);

@@ -80,14 +80,14 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     // A variable that is set to nothing chooses nothing.
     let given = |list: &[String]| list.iter().filter(|word| !word.is_empty()).cloned().collect();
     let choice = Choice { sets: given(&cli.set), names: given(&cli.cases) };
-    let mut account = Account::open(TIER, catalogue, choice)?;
+    let account = Account::open(TIER, catalogue, choice)?;
     let wanted: Vec<_> = stage::SETS.iter().filter(|set| account.wants_set(set.name)).collect();
     let packages = if wanted.is_empty() { None } else { Some(Packages::find(cli)?) };
     for set in wanted {
         let packages = packages.as_ref().context("no packages")?;
         match Stage::boot(set, packages, &cli.programs) {
             Ok(stage) => {
-                run_set(&mut account, &stage);
+                run_set(&account, &stage);
                 if cli.keep {
                     eprintln!("{}", stage.keep()?);
                 }
@@ -96,7 +96,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         }
     }
     if account.wants_set("lab") {
-        leftovers::run(&mut account);
+        leftovers::run(&account);
     }
     Ok(account.finish())
 }
@@ -105,7 +105,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
 type Case = fn(&Stage) -> anyhow::Result<String>;
 
 /// One machine, all its cases. Each can run alone; in this order none has much to set up.
-fn run_set(account: &mut Account, stage: &Stage) {
+fn run_set(account: &Account, stage: &Stage) {
     let set = stage.set.name;
     let cases: &[(&str, Case)] = &[
         ("install-starts-nothing", install::starts_nothing),
