@@ -64,6 +64,8 @@ struct RequestAsk {
     name: Option<String>,
     #[serde(default)]
     capacity: Option<RequestCapacity>,
+    #[serde(default)]
+    tolerations: Option<Vec<DeviceToleration>>,
 }
 
 #[derive(Deserialize)]
@@ -212,6 +214,8 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
     let allocation =
         read.status.and_then(|status| status.allocation).ok_or_else(|| Refusal::NotAllocated(claim.clone()))?;
     let devices = allocation.devices.unwrap_or_default();
+    let requests = read.spec.and_then(|spec| spec.devices).and_then(|devices| devices.requests);
+    let asked = Asked::by(requests).map_err(|why| refuse(format!("memCapacity: {why}")))?;
 
     let mut results = Vec::new();
     for result in devices.results.unwrap_or_default() {
@@ -228,6 +232,9 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
                 Err(_) => {}
             }
         }
+        // The scheduler copies the request's tolerations to the result, that of 1.34 does not.
+        let mut tolerations = asked.tolerations.get(&result.request).cloned().unwrap_or_default();
+        tolerations.extend(result.tolerations.into_iter().flatten().map(Toleration::from));
         results.push(AllocatedDevice {
             request: result.request,
             driver: result.driver,
@@ -236,7 +243,7 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
             admin_access: result.admin_access.unwrap_or(false),
             share_id: result.share_id,
             consumed_capacity,
-            tolerations: result.tolerations.into_iter().flatten().map(Toleration::from).collect(),
+            tolerations,
         });
     }
 
@@ -265,28 +272,36 @@ fn decode(claim: &ClaimRef, driver: &str, body: &[u8]) -> Result<AllocatedClaim,
             None => {}
         }
     }
-    let asked_memory = asked_memory(read.spec.and_then(|spec| spec.devices).and_then(|devices| devices.requests))
-        .map_err(|why| refuse(format!("memCapacity: {why}")))?;
-    Ok(AllocatedClaim { claim: claim.clone(), results, config, asked_memory })
+    Ok(AllocatedClaim { claim: claim.clone(), results, config, asked_memory: asked.memory })
 }
 
-/// The memory that each request asks for, sub-requests as `main/sub`.
-fn asked_memory(requests: Option<Vec<Request>>) -> Result<BTreeMap<String, Quantity>, InvalidQuantity> {
-    let mut asked = BTreeMap::new();
-    for request in requests.into_iter().flatten() {
-        let exactly = request.exactly.into_iter().map(|ask| (request.name.clone(), ask));
-        let alternatives = request.first_available.unwrap_or_default().into_iter();
-        let alternatives =
-            alternatives.map(|ask| (format!("{}/{}", request.name, ask.name.clone().unwrap_or_default()), ask));
-        for (name, ask) in exactly.chain(alternatives) {
-            let capacity = ask.capacity.and_then(|capacity| capacity.requests).unwrap_or_default();
-            if let Some(value) = capacity.get(MEMORY) {
-                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                asked.insert(name, text.parse()?);
+/// What the requests of a claim ask for, by request; sub-requests are `main/sub`.
+#[derive(Default)]
+struct Asked {
+    memory: BTreeMap<String, Quantity>,
+    tolerations: BTreeMap<String, Vec<Toleration>>,
+}
+
+impl Asked {
+    fn by(requests: Option<Vec<Request>>) -> Result<Self, InvalidQuantity> {
+        let mut asked = Self::default();
+        for request in requests.into_iter().flatten() {
+            let exactly = request.exactly.into_iter().map(|ask| (request.name.clone(), ask));
+            let alternatives = request.first_available.unwrap_or_default().into_iter();
+            let alternatives =
+                alternatives.map(|ask| (format!("{}/{}", request.name, ask.name.clone().unwrap_or_default()), ask));
+            for (name, ask) in exactly.chain(alternatives) {
+                let tolerations = ask.tolerations.into_iter().flatten().map(Toleration::from);
+                asked.tolerations.insert(name.clone(), tolerations.collect());
+                let capacity = ask.capacity.and_then(|capacity| capacity.requests).unwrap_or_default();
+                if let Some(value) = capacity.get(MEMORY) {
+                    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    asked.memory.insert(name, text.parse()?);
+                }
             }
         }
+        Ok(asked)
     }
-    Ok(asked)
 }
 
 /// True if a configuration for these requests touches a device of this driver.
@@ -341,6 +356,28 @@ mod tests {
         assert!(read.config[0].from_class && !read.config[1].from_class);
         let template = read.config[0].parameters.clone().unwrap().vnpu.unwrap().template;
         assert_eq!(template.as_deref(), Some("vir05_1c_8g"));
+    }
+
+    #[test]
+    fn a_device_has_the_tolerations_of_its_request_and_of_its_result() {
+        let toleration = |key: &str| json!([{"key": key, "operator": "Exists", "effect": "NoSchedule"}]);
+        let result = |request: &str, tolerations: Value| json!({"request": request, "driver": "npu.huawei.com", "pool": "p", "device": "d", "tolerations": tolerations});
+        let results = [result("npu", toleration("result")), result("either/first", Value::Null)];
+        let mut value = allocated(&json!(results), &json!([]));
+        value["spec"] = json!({"devices": {"requests": [
+            {"name": "npu", "exactly": {"tolerations": toleration("own")}},
+            {"name": "either", "firstAvailable": [
+                {"name": "first", "tolerations": toleration("first")},
+                {"name": "second", "tolerations": toleration("second")},
+            ]},
+        ]}});
+        let read = read(&value).unwrap();
+        let keys = |number: usize| -> Vec<_> {
+            let tolerations: &[Toleration] = &read.results[number].tolerations;
+            tolerations.iter().map(|toleration| (toleration.key.as_str(), toleration.effect.as_str())).collect()
+        };
+        assert_eq!(keys(0), [("own", "NoSchedule"), ("result", "NoSchedule")]);
+        assert_eq!(keys(1), [("first", "NoSchedule")]);
     }
 
     #[test]
