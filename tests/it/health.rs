@@ -177,6 +177,23 @@ async fn a_fault_is_said_everywhere_and_is_over_after_the_quiet_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_event_taints_at_once_where_nobody_polls() {
+    let setting = Setting::new(Release::V1_36).await;
+    let _daemon = setting.daemon(&[QUIET, "--health-interval=600s"]).await;
+    let world = setting.node.world();
+    let subscribed = until(SOON, || world.calls().unwrap().count("dcmi_subscribe_fault_event") > 0).await;
+    assert!(subscribed, "the daemon listens to the library's events");
+    let start = Instant::now();
+    // The card itself does not tell of it: a poll would find nothing.
+    world.send_event(Notice { phy: 3, code: ECC, severity: CRITICAL, assertion: Assertion::Occurred }).unwrap();
+    setting.wait_taints("npu-3", &[UNHEALTHY]).await;
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(1), "after {took:?}");
+    let health = setting.health("npu-3", |health| health.condition == "tainted").await;
+    assert_eq!(health.codes, [ECC]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_card_that_flaps_stays_tainted_over_a_crash_and_writes_one_slice() {
     let setting = Setting::new(Release::V1_36).await;
     let mut daemon = setting.daemon(&[QUIET]).await;
