@@ -33,7 +33,7 @@ const SETTING: &str = "1.37.2";
 /// How long a case may wait for what a broken driver does not do.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const PROOFS: [Proof; 10] = [
+const PROOFS: [Proof; 12] = [
     Proof {
         case: "whole-npu",
         broken: "writes its CDI files where no runtime looks",
@@ -81,6 +81,16 @@ const PROOFS: [Proof; 10] = [
         broken: "believes that it is always the same boot",
         unit: "ExecStartPre=+/bin/sh -c 'cd /var/lib && { test -e first-boot || cp npus-boot-id first-boot; } && \
                cat first-boot >npus-boot-id'\n",
+    },
+    Proof {
+        case: "health-fault",
+        broken: "thinks nothing of memory that ECC cannot correct",
+        unit: "ExecStartPre=+/bin/sh -c 'printf \"80E01801 = \\\\047ignore\\\\047\" >/etc/npu-dra/faults.toml'\n",
+    },
+    Proof {
+        case: "health-drain",
+        broken: "forgets its drains when it starts",
+        unit: "ExecStartPre=+/bin/sh -c 'rm -f /var/lib/npu-dra/node.json'\n",
     },
 ];
 

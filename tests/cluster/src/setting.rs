@@ -29,6 +29,11 @@ impl Kubernetes {
     pub(crate) fn partitions(&self) -> bool {
         self.minor >= 36 || self.gates.contains("DRAPartitionableDevices")
     }
+
+    /// Whether it keeps taints of devices.
+    pub(crate) fn taints(&self) -> bool {
+        self.minor >= 36 || self.gates.contains("DRADeviceTaints")
+    }
 }
 
 /// One way to set up a node and its control plane: a set of the catalogue.

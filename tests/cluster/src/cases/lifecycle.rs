@@ -22,7 +22,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// 8Gi where cards are shared, else a whole card.
-fn part(stage: &Stage) -> Request {
+pub(super) fn part(stage: &Stage) -> Request {
     if stage.kubernetes().shares() { request("npu").memory("8Gi") } else { request("npu") }
 }
 

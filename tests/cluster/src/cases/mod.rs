@@ -4,6 +4,7 @@ mod answers;
 mod booking;
 mod figures;
 mod first;
+mod health;
 mod lifecycle;
 mod models;
 mod scheduler;
@@ -27,6 +28,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         scheduler::CASES,
         select::CASES,
         lifecycle::CASES,
+        health::CASES,
         views::CASES,
         figures::CASES,
         soak::CASES,
