@@ -12,6 +12,10 @@ die() { # text
     exit 1
 }
 
+workspace_version() {
+    sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml
+}
+
 # Makes the cached virtualenv with cargo-zigbuild and zig if it is not there; prints its directory.
 zig_environment() {
     dir=$CACHE/zig-$ZIGLANG-$CARGO_ZIGBUILD

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 arch=${1:?which architecture: x86_64 or aarch64}
 dist=${2:-dist}
 release=${3:-1}
-version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+version=$(workspace_version)
 programs=$PWD/target/packages/$arch
 for file in npu-dra npuctl pages/npuctl.1; do
     [ -e "$programs/$file" ] || die "$programs/$file is missing: run packaging/build.sh first"
