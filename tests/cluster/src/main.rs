@@ -11,7 +11,6 @@ mod cases;
 mod driver;
 mod host;
 mod image;
-mod pki;
 mod plane;
 mod programs;
 mod prove;

@@ -15,11 +15,11 @@ use anyhow::{Context as _, anyhow, bail};
 use lab::{Machine, Options, Root, cases::caught};
 use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::{Value, json};
+use testkit::pki::{Authority, Pair, Valid, signing_key};
 
 use crate::{
     api::{self, Api},
     driver, image,
-    pki::{Authority, Pair, signing_key},
     programs::{Module, Own},
     setting::{Kubernetes, Setting},
 };
@@ -311,27 +311,30 @@ fn prepare(root: &Path, own_containerd: bool) -> anyhow::Result<()> {
     fs::create_dir_all(at(PCI).join("devices"))?;
     write(&at(BOOT_ID), b"")?;
 
-    let authority = Authority::new()?;
+    let authority = Authority::new("kubernetes")?;
     write(&at("/etc/kubernetes/pki/ca.crt"), authority.pem.as_bytes())?;
     let pair = |path: &str, pair: &Pair| {
-        write(&at(&format!("/etc/kubernetes/pki/{path}.crt")), pair.certificate.as_bytes())?;
-        write(&at(&format!("/etc/kubernetes/pki/{path}.key")), pair.key.as_bytes())
+        write(&at(&format!("/etc/kubernetes/pki/{path}.crt")), pair.cert_pem.as_bytes())?;
+        write(&at(&format!("/etc/kubernetes/pki/{path}.key")), pair.key_pem.as_bytes())
     };
-    pair("apiserver", &authority.server(&["127.0.0.1", "10.96.0.1", "localhost", "kubernetes.default.svc"])?)?;
+    pair(
+        "apiserver",
+        &authority.server(&["127.0.0.1", "10.96.0.1", "localhost", "kubernetes.default.svc"], Valid::Now)?,
+    )?;
     for (user, common, group) in [
         ("admin", "kubernetes-admin", Some("system:masters")),
         ("scheduler", "system:kube-scheduler", None),
         ("controller-manager", "system:kube-controller-manager", None),
     ] {
-        pair(user, &authority.client(common, group)?)?;
+        pair(user, &authority.client(common, group, Valid::Now)?)?;
         write(
             &at(&format!("/etc/kubernetes/{user}.conf")),
             &serde_json::to_vec_pretty(&api::kubeconfig(Path::new("/"), user))?,
         )?;
     }
     // The node's credentials lie where kubelet keeps them, and the driver finds them there by itself.
-    let node = authority.client(&format!("system:node:{NODE}"), Some("system:nodes"))?;
-    write(&at("/var/lib/kubelet/pki/kubelet-client-current.pem"), (node.certificate + &node.key).as_bytes())?;
+    let node = authority.client(&format!("system:node:{NODE}"), Some("system:nodes"), Valid::Now)?;
+    write(&at("/var/lib/kubelet/pki/kubelet-client-current.pem"), (node.cert_pem + &node.key_pem).as_bytes())?;
     write(&at("/etc/kubernetes/kubelet.conf"), &serde_json::to_vec_pretty(&api::kubeconfig(Path::new("/"), "node"))?)?;
     let (private, public) = signing_key()?;
     write(&at("/etc/kubernetes/pki/sa.key"), private.as_bytes())?;

@@ -6,5 +6,6 @@ pub mod faultline;
 pub mod kubelet;
 pub mod load;
 pub mod node;
+pub mod pki;
 pub mod plane;
 pub mod stuck;

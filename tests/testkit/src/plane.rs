@@ -13,14 +13,13 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use http::{HeaderMap, Method};
-use rcgen::KeyPair;
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
     time::Instant,
 };
 
-use crate::corpus::Client;
+use crate::{corpus::Client, pki::signing_key};
 
 /// The administrator's token.
 pub const ADMIN: &str = "admintoken";
@@ -58,9 +57,9 @@ impl Plane {
         if !apiserver.exists() {
             bail!("there is no {}: `make cluster-test VERSION={version}` builds it", apiserver.display());
         }
-        let key = KeyPair::generate().context("no key for the tokens of service accounts")?;
-        fs::write(at("sa.key"), key.serialize_pem())?;
-        fs::write(at("sa.pub"), key.public_key_pem())?;
+        let (private, public) = signing_key()?;
+        fs::write(at("sa.key"), private)?;
+        fs::write(at("sa.pub"), public)?;
         fs::write(at("tokens.csv"), format!("{ADMIN},admin,1,system:masters\n"))?;
 
         let [clients, peers, port] = [free_port()?, free_port()?, free_port()?];

@@ -9,6 +9,7 @@ use std::{
 use anyhow::Context as _;
 
 use super::{ApiServer, auth::Who};
+use crate::pki::Valid;
 
 /// What kind of credential a kubeconfig carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,8 +147,8 @@ impl ApiServer {
     fn new_certificate(&self, of: &mut Kubeconfig, how: How) -> anyhow::Result<()> {
         let link = of.certificate.clone().context("this kubeconfig carries no certificate")?;
         let authority = if how == How::StrangerCertificate { &self.stranger } else { &self.authority };
-        let expired = how == How::ExpiredCertificate;
-        let pair = authority.client(&of.who.user(), &of.who.groups(), expired)?;
+        let valid = if how == How::ExpiredCertificate { Valid::Once } else { Valid::Now };
+        let pair = authority.client(&of.who.user(), of.who.groups().first().map(String::as_str), valid)?;
         let file = link.with_file_name(format!("{}-{}.pem", of.stem, self.next_number()));
         write_private(&file, &format!("{}{}", pair.cert_pem, pair.key_pem))?;
         let fresh = link.with_extension("new");

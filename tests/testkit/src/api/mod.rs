@@ -63,7 +63,6 @@ use self::{
     gates::Rules,
     serve::Order,
     store::{Store, meta, resource},
-    tls::Authority,
     watch::Cut,
 };
 pub use self::{
@@ -76,6 +75,10 @@ pub use self::{
     record::Request,
     watch::GoneAs,
 };
+use crate::pki::{Authority, Valid};
+
+/// Whom its certificate is for.
+const NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
 
 /// Everything behind the lock.
 struct Inner {
@@ -206,7 +209,7 @@ impl ApiServer {
     pub async fn start(release: Release) -> anyhow::Result<Self> {
         let authority = Authority::new("simulated-ca")?;
         let stranger = Authority::new("stranger-ca")?;
-        let tls = tls::server_config(&authority.server(false)?)?;
+        let tls = tls::server_config(&authority.server(&NAMES, Valid::Now)?)?;
         let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
         let address = listener.local_addr()?;
         let inner = Inner {
@@ -369,7 +372,8 @@ impl ApiServer {
     /// A certificate that cannot be made.
     pub fn set_certificate(&self, which: ServerCertificate) -> anyhow::Result<()> {
         let authority = if which == ServerCertificate::Stranger { &self.stranger } else { &self.authority };
-        let config = tls::server_config(&authority.server(which == ServerCertificate::Expired)?)?;
+        let valid = if which == ServerCertificate::Expired { Valid::Once } else { Valid::Now };
+        let config = tls::server_config(&authority.server(&NAMES, valid)?)?;
         self.shared.update(|inner| inner.tls = config);
         Ok(())
     }

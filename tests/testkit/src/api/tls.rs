@@ -1,14 +1,9 @@
-//! Certificates: two authorities (the right one and a stranger), server and client certificates, and the TLS set-up.
+//! The TLS set-up of a server.
 //!
 //! As in a real API server a client certificate is asked for but judged only after the handshake: a bad one is a 401.
 
 use std::sync::Arc;
 
-use anyhow::Context as _;
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
-};
 use rustls::{
     DigitallySignedStruct, DistinguishedName as Subject, Error, ServerConfig, SignatureScheme,
     client::danger::HandshakeSignatureValid,
@@ -20,72 +15,7 @@ use rustls::{
     },
 };
 
-/// A certificate with its key.
-#[derive(Debug, Clone)]
-pub(crate) struct Pair {
-    pub(crate) der: Vec<u8>,
-    pub(crate) cert_pem: String,
-    pub(crate) key_pem: String,
-    key_der: Vec<u8>,
-}
-
-/// A certificate authority.
-pub(crate) struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pub(crate) pem: String,
-}
-
-impl std::fmt::Debug for Authority {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").finish_non_exhaustive()
-    }
-}
-
-impl Authority {
-    pub(crate) fn new(name: &str) -> anyhow::Result<Self> {
-        let key = KeyPair::generate().context("cannot make a key")?;
-        let mut params = CertificateParams::new(Vec::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let pem = params.self_signed(&key)?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), pem })
-    }
-
-    /// A server certificate for 127.0.0.1 and localhost.
-    pub(crate) fn server(&self, expired: bool) -> anyhow::Result<Pair> {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params, expired)
-    }
-
-    /// A client certificate: user and groups.
-    pub(crate) fn client(&self, user: &str, groups: &[String], expired: bool) -> anyhow::Result<Pair> {
-        let mut params = CertificateParams::new(Vec::new())?;
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, user);
-        if let Some(group) = groups.first() {
-            params.distinguished_name.push(DnType::OrganizationName, group.as_str());
-        }
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign(params, expired)
-    }
-
-    fn sign(&self, mut params: CertificateParams, expired: bool) -> anyhow::Result<Pair> {
-        params.not_before = date_time_ymd(2020, 1, 1);
-        params.not_after = if expired { date_time_ymd(2021, 1, 1) } else { date_time_ymd(2120, 1, 1) };
-        let key = KeyPair::generate()?;
-        let cert = params.signed_by(&key, &self.issuer)?;
-        Ok(Pair {
-            der: cert.der().to_vec(),
-            cert_pem: cert.pem(),
-            key_pem: key.serialize_pem(),
-            key_der: key.serialize_der(),
-        })
-    }
-}
+use crate::pki::Pair;
 
 /// The TLS settings of a server with this certificate.
 pub(crate) fn server_config(pair: &Pair) -> anyhow::Result<Arc<ServerConfig>> {

@@ -1,4 +1,4 @@
-//! The cluster's certificates, as kubeadm would make them: one authority, the API server's, the node's.
+//! A cluster's certificates, as kubeadm would make them: an authority, the API server's, users'.
 
 use anyhow::Context as _;
 use rcgen::{
@@ -6,20 +6,31 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
-/// A certificate with its key, both as PEM.
+/// A certificate with its key.
 #[derive(Debug, Clone)]
-pub(crate) struct Pair {
-    /// The certificate.
-    pub(crate) certificate: String,
-    /// Its key.
-    pub(crate) key: String,
+pub struct Pair {
+    /// The certificate, as PEM.
+    pub cert_pem: String,
+    /// Its key, as PEM.
+    pub key_pem: String,
+    pub(crate) der: Vec<u8>,
+    pub(crate) key_der: Vec<u8>,
+}
+
+/// The years in which a certificate is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Valid {
+    /// These and many to come.
+    Now,
+    /// Past ones.
+    Once,
 }
 
 /// A certificate authority.
-pub(crate) struct Authority {
+pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Its certificate, as PEM.
-    pub(crate) pem: String,
+    pub pem: String,
 }
 
 impl std::fmt::Debug for Authority {
@@ -29,12 +40,15 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new one.
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    /// A new one with this name.
+    ///
+    /// # Errors
+    /// No key can be made.
+    pub fn new(common: &str) -> anyhow::Result<Self> {
         let key = KeyPair::generate().context("cannot make a key")?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name = name("kubernetes", None);
+        params.distinguished_name = name(common, None);
         params.key_usages =
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2120, 1, 1));
@@ -42,32 +56,47 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), pem })
     }
 
-    /// A server's certificate for these names and addresses.
-    pub(crate) fn server(&self, names: &[&str]) -> anyhow::Result<Pair> {
+    /// An API server's certificate for these names and addresses.
+    ///
+    /// # Errors
+    /// One of them is neither.
+    pub fn server(&self, names: &[&str], valid: Valid) -> anyhow::Result<Pair> {
         let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
         params.distinguished_name = name("kube-apiserver", None);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.sign(params)
+        self.sign(params, valid)
     }
 
     /// A client's certificate: user and group.
-    pub(crate) fn client(&self, user: &str, group: Option<&str>) -> anyhow::Result<Pair> {
+    ///
+    /// # Errors
+    /// No key can be made.
+    pub fn client(&self, user: &str, group: Option<&str>, valid: Valid) -> anyhow::Result<Pair> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name = name(user, group);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign(params)
+        self.sign(params, valid)
     }
 
-    fn sign(&self, mut params: CertificateParams) -> anyhow::Result<Pair> {
-        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2120, 1, 1));
-        let key = KeyPair::generate()?;
-        let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Pair { certificate, key: key.serialize_pem() })
+    fn sign(&self, mut params: CertificateParams, valid: Valid) -> anyhow::Result<Pair> {
+        let end = if valid == Valid::Now { 2120 } else { 2021 };
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(end, 1, 1));
+        let key = KeyPair::generate().context("cannot make a key")?;
+        let cert = params.signed_by(&key, &self.issuer)?;
+        Ok(Pair {
+            cert_pem: cert.pem(),
+            key_pem: key.serialize_pem(),
+            der: cert.der().to_vec(),
+            key_der: key.serialize_der(),
+        })
     }
 }
 
 /// The key by which service account tokens are signed: private and public, as PEM.
-pub(crate) fn signing_key() -> anyhow::Result<(String, String)> {
+///
+/// # Errors
+/// No key can be made.
+pub fn signing_key() -> anyhow::Result<(String, String)> {
     let key = KeyPair::generate().context("cannot make a key")?;
     Ok((key.serialize_pem(), key.public_key_pem()))
 }
