@@ -18,7 +18,7 @@ mod setting;
 mod stage;
 
 use std::{
-    env,
+    env, fs,
     path::PathBuf,
     process::ExitCode,
     sync::{Mutex, PoisonError},
@@ -43,8 +43,10 @@ const CATALOGUE: &str = include_str!("../CASES.toml");
 const HOST: &str = "host";
 const UNCHANGED: &str = "host-unchanged";
 
-/// How many settings run at a time. A node needs about 1 GiB of memory.
-const JOBS: usize = 4;
+/// How many settings run at a time: cases mostly wait.
+const JOBS: usize = 5;
+/// What each of them may need of memory, in KiB.
+const NODE_KIB: usize = 1536 * 1024;
 
 /// What the variables of the command line ask for.
 struct Wanted {
@@ -94,10 +96,17 @@ fn wanted() -> anyhow::Result<Wanted> {
     let names = variable("CASE").split([' ', ',']).filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let own = env::var_os("PROGRAMS").map_or_else(|| programs::repository().join("target/release"), PathBuf::from);
     let jobs = match variable("JOBS").as_str() {
-        "" => JOBS,
-        number => number.parse().ok().filter(|jobs| *jobs > 0).context("JOBS is no number of settings: use 1 to 5")?,
+        "" => JOBS.min(memory_kib() / NODE_KIB).max(1),
+        number => number.parse().ok().filter(|jobs| *jobs > 0).context("JOBS is no number of settings: use 1 to 6")?,
     };
     Ok(Wanted { choice: Choice { sets, names }, keep, own, jobs })
+}
+
+/// The memory that is available, in KiB; much, if the kernel does not say.
+fn memory_kib() -> usize {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(usize::MAX)
 }
 
 fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
@@ -136,9 +145,8 @@ fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
 /// Runs the cases of several settings at a time, each setting on a node of its own: cases mostly wait. Returns the
 /// stages that are still needed: for the cases that run alone, and the one that is kept.
 fn side_by_side(account: &Account, settings: Vec<(&Setting, Parts)>, jobs: usize, kept: Option<&str>) -> Vec<Stage> {
-    // The newest release first: it has most to do.
-    let queue = Mutex::new(settings);
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let queue = Mutex::new(settings.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
         let mut stages = Vec::new();
         while let Some((setting, parts)) = next() {

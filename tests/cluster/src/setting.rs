@@ -68,10 +68,12 @@ const DEFAULT_1_36: Kubernetes =
 const DEFAULT_1_37: Kubernetes = Kubernetes { module: Module::K1_37, minor: 37, ..DEFAULT_1_36 };
 
 /// All settings, in the order in which they run.
-pub(crate) const SETTINGS: [Setting; 5] = [
+pub(crate) const SETTINGS: [Setting; 6] = [
     Setting { name: "1.34.3", kubernetes: DEFAULT_1_34, next: None, containerd: None },
     Setting { name: "1.34.3-gated", kubernetes: GATED_1_34, next: None, containerd: None },
     Setting { name: "1.36.3", kubernetes: DEFAULT_1_36, next: None, containerd: Some(Module::CONTAINERD) },
+    // The three minutes' soak has a node of its own, so that the other cases need not wait for it.
+    Setting { name: "1.37.2-soak", kubernetes: DEFAULT_1_37, next: None, containerd: Some(Module::CONTAINERD) },
     Setting { name: "1.37.2", kubernetes: DEFAULT_1_37, next: None, containerd: Some(Module::CONTAINERD) },
     Setting { name: "upgrade", kubernetes: GATED_1_34, next: Some(DEFAULT_1_36), containerd: None },
 ];
@@ -101,7 +103,7 @@ mod tests {
     #[test]
     fn a_version_means_all_its_settings_and_a_setting_itself() {
         assert_eq!(named("1.34.3").unwrap(), ["1.34.3", "1.34.3-gated"]);
-        assert_eq!(named("1.34.3-gated, 1.37.2").unwrap(), ["1.34.3-gated", "1.37.2"]);
+        assert_eq!(named("1.34.3-gated, 1.36.3").unwrap(), ["1.34.3-gated", "1.36.3"]);
         assert_eq!(named("1.35"), Err("1.35".to_owned()));
         assert!(named("").unwrap().is_empty());
     }

@@ -220,7 +220,8 @@ impl Stage {
         json_files(&self.plane.file("/etc/cdi"))
     }
 
-    /// Waits until the node holds nothing of any claim: no record, no CDI file, no vNPU.
+    /// Waits until the node holds nothing of any claim: no record, no CDI file, no vNPU; and until the claims of templates
+    /// whose pods are gone are gone as well, so that the scheduler has their devices again.
     ///
     /// # Errors
     /// Something is left.
@@ -234,8 +235,26 @@ impl Stage {
             let vnpus: Vec<_> = self.vnpus()?.iter().map(|vnpu| vnpu.id).collect();
             let empty = records.is_empty() && cdi.is_empty() && vnpus.is_empty();
             ensure!(empty, "records {records:?}, CDI files {cdi:?}, vNPUs {vnpus:?}");
+            let orphans = self.orphans()?;
+            ensure!(orphans.is_empty(), "claims of pods that are gone: {}", orphans.join(", "));
             Ok(Some(()))
         })
+    }
+
+    /// The claims that have an owner which is gone: the controller manager deletes them.
+    fn orphans(&self) -> anyhow::Result<Vec<String>> {
+        let mut orphans = Vec::new();
+        for namespace in NAMESPACES {
+            let claims = self.api().list(&format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"))?;
+            let pods = self.api().list(&format!("/api/v1/namespaces/{namespace}/pods"))?;
+            let uids: Vec<_> = pods.iter().map(|pod| &pod["metadata"]["uid"]).collect();
+            let gone = |claim: &&Value| {
+                let owner = &claim["metadata"]["ownerReferences"][0]["uid"];
+                !owner.is_null() && !uids.contains(&owner)
+            };
+            orphans.extend(claims.iter().filter(gone).map(|claim| name(claim).to_owned()));
+        }
+        Ok(orphans)
     }
 
     // --- objects
