@@ -2,41 +2,41 @@
 
 use anyhow::ensure;
 
-use crate::stage::Stage;
+use crate::stage::{Claim, Stage};
 
 pub(crate) fn keeps(stage: &Stage) -> anyhow::Result<String> {
-    stage.fresh()?;
-    let claims = stage.three_claims()?;
-    let live = stage.live()?;
-    stage.remove()?;
-    let left = stage.try_sh("pgrep -x npu-dra; find /run/npu-dra /var/lib/kubelet -type s")?.1;
-    ensure!(left.is_empty(), "processes or sockets are left after removal: {left}");
-    let (_, active, _) = stage.try_sh("systemctl is-active npu-dra.service npu-dra.socket")?;
-    ensure!(!active.lines().any(|line| line == "active"), "after removal: {active}");
-    let (_, failed, _) = stage.try_sh("systemctl --failed --no-legend --plain")?;
-    ensure!(failed.is_empty(), "removal left failed units: {failed}");
-    live.untouched(&stage.live()?)?;
-    stage.install(stage.tested())?;
-    stage.have_running()?;
-    live.untouched(&stage.live()?)?;
-    stage.same_answers(&claims)?;
-    stage.release_all(&claims)?;
-    Ok(String::new())
+    remove_and_return(stage, |_| {
+        let left = stage.try_sh("pgrep -x npu-dra; find /run/npu-dra /var/lib/kubelet -type s")?.1;
+        ensure!(left.is_empty(), "processes or sockets are left after removal: {left}");
+        let (_, active, _) = stage.try_sh("systemctl is-active npu-dra.service npu-dra.socket")?;
+        ensure!(!active.lines().any(|line| line == "active"), "after removal: {active}");
+        let (_, failed, _) = stage.try_sh("systemctl --failed --no-legend --plain")?;
+        ensure!(failed.is_empty(), "removal left failed units: {failed}");
+        Ok(())
+    })
 }
 
 pub(crate) fn purge_refuses(stage: &Stage) -> anyhow::Result<String> {
+    remove_and_return(stage, |claims| {
+        let (code, text, error) = stage.try_sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y -q npu-dra 2>&1")?;
+        let text = text + &error;
+        ensure!(code != 0, "purge did not refuse:\n{text}");
+        for claim in claims {
+            ensure!(text.contains(&claim.name) && text.contains(&claim.uid), "purge does not name {claim:?}:\n{text}");
+        }
+        Ok(())
+    })
+}
+
+/// Three claims live through the package's removal, what happens then, and the installation that follows: the way out
+/// that a refused purge names.
+fn remove_and_return(stage: &Stage, removed: impl FnOnce(&[Claim]) -> anyhow::Result<()>) -> anyhow::Result<String> {
     stage.fresh()?;
     let claims = stage.three_claims()?;
     let live = stage.live()?;
     stage.remove()?;
-    let (code, text, error) = stage.try_sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y -q npu-dra 2>&1")?;
-    let text = text + &error;
-    ensure!(code != 0, "purge did not refuse:\n{text}");
-    for claim in &claims {
-        ensure!(text.contains(&claim.name) && text.contains(&claim.uid), "purge does not name {claim:?}:\n{text}");
-    }
+    removed(&claims)?;
     live.untouched(&stage.live()?)?;
-    // The way out that the text names.
     stage.install(stage.tested())?;
     stage.have_running()?;
     live.untouched(&stage.live()?)?;
