@@ -398,6 +398,12 @@ impl Stage {
     /// # Errors
     /// The container does not run.
     pub(crate) fn exec(&self, pod: &Value, container: &str, words: &[&str]) -> anyhow::Result<Said> {
+        self.exec_until(pod, container, words, "")
+    }
+
+    /// The same for a program whose output ends with this text, which is not part of what it said: on a busy machine the
+    /// shim may write what it read some time after the program's end.
+    fn exec_until(&self, pod: &Value, container: &str, words: &[&str], end: &str) -> anyhow::Result<Said> {
         let pod = self.get(pod)?;
         let states = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
         let state = states.iter().find(|one| one["name"] == container).context("the pod has no such container yet")?;
@@ -410,7 +416,11 @@ impl Stage {
         command.args(["-n", "k8s.io", "tasks", "exec", "--exec-id", &format!("case-{number}")]);
         command.args(["--log-uri", &format!("file://{log}"), id]).args(words);
         let output = command.output().context("cannot run ctr")?;
-        let written = fs::read(self.plane.file(&log)).unwrap_or_default();
+        let read = || String::from_utf8_lossy(&fs::read(self.plane.file(&log)).unwrap_or_default()).into_owned();
+        let written = wait_for(Duration::from_secs(5), "the end of the output", || {
+            Ok(read().trim_end().strip_suffix(end).map(str::to_owned))
+        });
+        let written = written.unwrap_or_else(|_| read());
         let _ = fs::remove_file(self.plane.file(&log));
         Ok(said(&output, &written))
     }
@@ -420,7 +430,9 @@ impl Stage {
     /// # Errors
     /// The container does not run.
     pub(crate) fn shell(&self, pod: &Value, script: &str) -> anyhow::Result<Said> {
-        self.exec(pod, "main", &["sh", "-c", script])
+        const END: &str = "-- end";
+        let script = format!("(\n{script}\n) 2>&1; code=$?; echo; echo '{END}'; exit $code");
+        self.exec_until(pod, "main", &["sh", "-c", &script], END)
     }
 
     // --- around a case
@@ -554,8 +566,8 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-fn said(ctr: &Output, written: &[u8]) -> Said {
-    let (written, err) = (String::from_utf8_lossy(written), String::from_utf8_lossy(&ctr.stderr));
+fn said(ctr: &Output, written: &str) -> Said {
+    let err = String::from_utf8_lossy(&ctr.stderr);
     // ctr adds warnings of its own, and what it could not do at all.
     let own = err.lines().filter(|line| !line.starts_with("time=\""));
     let text: Vec<_> = written.lines().chain(own).collect();
