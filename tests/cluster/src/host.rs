@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::bail;
+use nix::sys::inotify::{InitFlags, Inotify};
 
 /// Settings of the kernel that kubelet, containerd or CNI would like to change.
 const SETTINGS: [&str; 14] = [
@@ -48,6 +49,12 @@ const NAMES: [&str; 14] = [
 ];
 /// How long what ends may take to be gone.
 const SETTLE: Duration = Duration::from_secs(10);
+
+/// How many inotify instances this user can still have, as far as it matters.
+pub(crate) fn free_inotify_instances() -> usize {
+    let had: Vec<_> = (0..256).map_while(|_| Inotify::init(InitFlags::IN_CLOEXEC).ok()).collect();
+    had.len()
+}
 
 /// A host at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

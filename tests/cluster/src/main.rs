@@ -47,6 +47,9 @@ const UNCHANGED: &str = "host-unchanged";
 const JOBS: usize = 5;
 /// What each of them may need of memory, in KiB.
 const NODE_KIB: usize = 1536 * 1024;
+/// What each of them needs of inotify instances. A user can have 128 by default, and a kubelet that gets none runs on
+/// without finding any driver.
+const NODE_INOTIFY: usize = 20;
 
 /// What the variables of the command line ask for.
 struct Wanted {
@@ -96,7 +99,7 @@ fn wanted() -> anyhow::Result<Wanted> {
     let names = variable("CASE").split([' ', ',']).filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let own = env::var_os("PROGRAMS").map_or_else(|| programs::repository().join("target/release"), PathBuf::from);
     let jobs = match variable("JOBS").as_str() {
-        "" => JOBS.min(memory_kib() / NODE_KIB).max(1),
+        "" => JOBS.min(memory_kib() / NODE_KIB).min(host::free_inotify_instances() / NODE_INOTIFY).max(1),
         number => number.parse().ok().filter(|jobs| *jobs > 0).context("JOBS is no number of settings: use 1 to 6")?,
     };
     Ok(Wanted { choice: Choice { sets, names }, keep, own, jobs })
@@ -128,6 +131,13 @@ fn run(wanted: &Wanted) -> anyhow::Result<ExitCode> {
         }
     });
     let ready: Vec<_> = ready.collect();
+    let (free, needed) = (host::free_inotify_instances(), wanted.jobs.min(ready.len()) * NODE_INOTIFY);
+    if free < needed {
+        println!(
+            "        {free} inotify instances are free, and the nodes need {needed}: kubelet may find no driver; raise \
+             fs.inotify.max_user_instances, or run fewer settings at a time (JOBS)"
+        );
+    }
     let started = Instant::now();
     for stage in side_by_side(&account, ready, wanted.jobs, kept) {
         run_cases(&account, &stage, true);
