@@ -44,7 +44,7 @@ const HOST: &str = "host";
 const UNCHANGED: &str = "host-unchanged";
 
 /// How many settings run at a time: cases mostly wait.
-const JOBS: usize = 5;
+const JOBS: usize = 4;
 /// What each of them may need of memory, in KiB.
 const NODE_KIB: usize = 1536 * 1024;
 /// What each of them needs of inotify instances. A user can have 128 by default, and a kubelet that gets none runs on
