@@ -100,7 +100,7 @@ source_builds() {
 aarch64_tests() {
     [ -x target/packages/aarch64/npu-dra ] || packaging/build.sh aarch64
     # With the root's own compiler and without optimization: these are for this check only. All in one build.
-    cross="env CC=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc"
+    cross="env HOST_CC=gcc CC=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc"
     set -- --locked --target aarch64-unknown-linux-gnu --package npu-dra --package testkit --package fake-dcmi --test it --test abi
     # shellcheck disable=SC2086 # words
     in_cross_root $cross cargo build "$@" --lib --bin testkit
