@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use dcmi::world::Profile;
 use serde_json::Value;
 
 use super::Case;
@@ -26,10 +27,12 @@ fn soak_long(stage: &Stage) -> anyhow::Result<()> {
     soak(stage, Duration::from_mins(3))
 }
 
-/// Four cards are taken whole and four in quarters; where cards are not shared there are 20.
+/// Four cards are taken whole and four in quarters; where cards are not shared 20 are. Some are to spare: now and then a
+/// busy scheduler of 1.36 or 1.37 finds no room on the last one that has some, and does not look at the pod again.
 fn soak(stage: &Stage, time: Duration) -> anyhow::Result<()> {
     let shares = stage.kubernetes().shares();
-    let driver = if shares { Driver::cutting() } else { Driver::whole().on(dcmi::world::Profile::Many(20)) };
+    let driver = if shares { Driver::cutting() } else { Driver::whole() };
+    let driver = driver.on(Profile::Many(24));
     stage.with(&driver)?;
     let (whole, part) =
         (claim_template("whole", &[request("npu")]), claim_template("part", &[request("npu").memory("8Gi")]));
