@@ -324,6 +324,13 @@ fn ask<'a>(world: World<'a>, claim: &AllocatedClaim, result: &AllocatedDevice) -
     let bad = |why: String| Err(Refusal::BadConfig { claim: reference.clone(), why });
     let not_cut =
         |device: String, why: &str| Err(Refusal::ShareNotCut { claim: reference.clone(), device, why: why.to_owned() });
+    let off = |device: String| {
+        if offer.chosen {
+            not_cut(device, &offer.why)
+        } else {
+            Err(Refusal::ModelUnknown { claim: reference.clone(), device })
+        }
+    };
     if let Some(npu) = inventory.by_name(&device) {
         if result.admin_access {
             return Ok(Ask::Look(npu));
@@ -337,7 +344,7 @@ fn ask<'a>(world: World<'a>, claim: &AllocatedClaim, result: &AllocatedDevice) -
             };
         }
         if offer.model == Model::Off {
-            return not_cut(device, &offer.why);
+            return off(device);
         }
         let Some(booked) = booked else { return not_cut(device, "the allocation does not say how much was booked") };
         let sliceable = match slice::sliceable(npu) {
@@ -375,7 +382,7 @@ fn ask<'a>(world: World<'a>, claim: &AllocatedClaim, result: &AllocatedDevice) -
                 return Ok(Ask::Look(npu));
             }
             if offer.model == Model::Off {
-                return not_cut(device, &offer.why);
+                return off(device);
             }
             return match (slice::sliceable(npu), config) {
                 (Ok(_), Some(name)) if name != part.template.name => {
@@ -1361,6 +1368,8 @@ mod tests {
         assert!(
             matches!(refusal(&off, &booked(1, &[("npu-2", 16)])), Refusal::ShareNotCut { why, .. } if why == "because")
         );
+        let early = Setting { offer: Offer { chosen: false, ..Offer::default() }, ..Setting::of(&Disk::default()) };
+        assert!(matches!(refusal(&early, &booked(1, &[("npu-2", 16)])), Refusal::ModelUnknown { .. }));
         let mut silent = booked(1, &[("npu-2", 16)]);
         silent.results[0].consumed_capacity.clear();
         assert!(matches!(refusal(&setting, &silent), Refusal::ShareNotCut { .. }));

@@ -43,6 +43,17 @@ pub enum Refusal {
     /// The start-up scan has not ended yet.
     #[error("the NPUs of this node are not known yet ({0}); kubelet will try again")]
     NotScanned(String),
+    /// What the API server keeps, and so the slicing model, is not known yet.
+    #[error(
+        "claim {claim} was allocated a part of device {device}, and the API server has not said yet which slicing model \
+         it keeps; kubelet will try again"
+    )]
+    ModelUnknown {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device.
+        device: String,
+    },
     /// The claim has no device of this driver.
     #[error("claim {0} has no device of driver {1}")]
     NothingForUs(ClaimRef, String),
@@ -374,6 +385,7 @@ impl Refusal {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotScanned(_)
+            | Self::ModelUnknown { .. }
             | Self::Failed { .. }
             | Self::Overtaken(_)
             | Self::Stopping

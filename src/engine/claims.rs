@@ -4,6 +4,8 @@
 //! * An unprepare cancels the prepare of its claim at that one's next step, waits for it to undo itself, then runs.
 //! * A prepare that was *received* before an unprepare of its claim was answered brings nothing back: kubelet's calls
 //!   can overtake each other. One received later is new (a direct claim keeps its UID from pod to pod).
+//! * A prepare that finds its devices held by another claim waits a little for that one's unprepare, and one of a part
+//!   for the slicing model.
 //! * A job is a task of its own: it goes on when kubelet drops the call.
 //! * A vNPU on a card that is lost cannot be destroyed. Its claim's unprepare is answered all the same, and its record
 //!   stays until the card is back, or another is in its place.
@@ -18,7 +20,10 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep_until, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info_span};
 
@@ -100,6 +105,8 @@ pub(super) struct Claims {
     followed: Mutex<BTreeSet<ClaimUid>>,
     closed: AtomicBool,
     emptied: Notify,
+    /// What a prepare may wait for has come: a claim was released, the slicing model is known, or no new work is taken.
+    retry: Notify,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,6 +125,12 @@ impl Claims {
     /// Refuses new work from now on.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        self.retry();
+    }
+
+    /// Lets prepares that were refused for a reason that passes try again.
+    pub(super) fn retry(&self) {
+        self.retry.notify_waiters();
     }
 
     /// Waits until no job runs.
@@ -235,10 +248,11 @@ pub(super) fn prepare(core: Arc<Core>, received: Received, claim: ClaimRef) -> B
 async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationToken) -> PrepareResult {
     let overtaken = || Err(Refusal::Overtaken(claim.clone()));
     let mut recovered = core.state.recovered();
+    let known_by = Instant::now() + core.timing.first_scan_wait;
     tokio::select! {
         biased;
         () = cancel.cancelled() => return overtaken(),
-        waited = tokio::time::timeout(core.timing.first_scan_wait, recovered.wait_for(|done| *done)) => {
+        waited = timeout_at(known_by, recovered.wait_for(|done| *done)) => {
             if !matches!(waited, Ok(Ok(_))) {
                 let status = core.backend.status();
                 return Err(Refusal::NotScanned(format!("{} is {}: {}", status.backend, status.state, status.detail)));
@@ -250,6 +264,32 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
         () = cancel.cancelled() => return overtaken(),
         read = core.api.claim(claim.clone()) => read?,
     };
+    let released_by = Instant::now() + core.timing.release_wait;
+    loop {
+        // From before the try, so that nothing that comes during it is missed.
+        let retry = core.claims.retry.notified();
+        let answer = try_prepare(core, &allocated, cancel).await;
+        // After a refusal kubelet lets a minute pass: what passes sooner is waited for.
+        let until = match &answer {
+            _ if core.claims.closed.load(Ordering::Acquire) => return answer,
+            Err(Refusal::ModelUnknown { .. }) => known_by,
+            // The scheduler gave it to this claim, so the other is about to be released: a pod that is deleted without
+            // a grace period gives its devices away before kubelet has told us.
+            Err(Refusal::Held { .. } | Refusal::NoRoom { .. }) => released_by,
+            _ => return answer,
+        };
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => return overtaken(),
+            () = retry => {}
+            () = sleep_until(until) => return answer,
+        }
+    }
+}
+
+async fn try_prepare(core: &Arc<Core>, allocated: &AllocatedClaim, cancel: &CancellationToken) -> PrepareResult {
+    let claim = &allocated.claim;
+    let overtaken = || Err(Refusal::Overtaken(claim.clone()));
     if cancel.is_cancelled() {
         return overtaken();
     }
@@ -257,9 +297,9 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
         // An unprepare was cut off, or failed. What it was to take away must be gone before the claim begins anew.
         run_unprepare(core, claim, false).await?;
     }
-    let cards = core.state.cards_to_read(&allocated);
+    let cards = core.state.cards_to_read(allocated);
     if cards.is_empty() {
-        return prepare_whole(core, &allocated, cancel).await;
+        return prepare_whole(core, allocated, cancel).await;
     }
     let _locks = tokio::select! {
         biased;
@@ -272,7 +312,7 @@ async fn run_prepare(core: &Arc<Core>, claim: &ClaimRef, cancel: &CancellationTo
         replayed = cards::replayed(core, claim) => replayed?,
     }
     let readings = cards::read(core, claim, &cards).await?;
-    prepare_cut(core, &allocated, &readings, cancel).await
+    prepare_cut(core, allocated, &readings, cancel).await
 }
 
 /// Whole cards: disk work only, all of it in one go.
@@ -459,6 +499,7 @@ fn release(
         }
         core.claims.unprepared(&reference.uid);
         core.claims.end(&reference.uid, |job| matches!(job, Job::Unprepare { .. }));
+        core.claims.retry();
         sender.send_replace(Some(answer));
     };
     tokio::spawn(work.instrument(span));

@@ -18,7 +18,7 @@ use crate::{
         health::{Alarm, Report},
         model::{self, Choice, Kept, Model},
         notice::{Notice, Severity},
-        slice::{Offer, Pool},
+        slice::Offer,
     },
 };
 
@@ -118,22 +118,16 @@ async fn doubt(core: &Arc<Core>, earliest: Instant) {
 /// Publishes the pool if it is another than the last.
 fn publish(core: &Core) {
     // Before the model is known nothing is rewritten: a card must not be offered whole while it is cut.
+    if !core.state.is_chosen() {
+        return;
+    }
     let mut shown = core.shown.lock().unwrap_or_else(PoisonError::into_inner);
-    if shown.ready
-        && let Some(pool) = core.state.pool(core.api.keeps_taints())
-        && shown.pool.as_ref() != Some(&pool)
+    if let Some(pool) = core.state.pool(core.api.keeps_taints())
+        && shown.as_ref() != Some(&pool)
     {
         core.api.publish(pool.clone());
-        shown.pool = Some(pool);
+        *shown = Some(pool);
     }
-}
-
-/// What was published last.
-#[derive(Debug, Default)]
-pub(super) struct Shown {
-    /// True once the slicing model is known.
-    ready: bool,
-    pool: Option<Pool>,
 }
 
 struct Turn {
@@ -186,7 +180,6 @@ impl Turn {
 
     async fn show(&mut self, core: &Arc<Core>) {
         self.choose(core).await;
-        core.shown.lock().unwrap_or_else(PoisonError::into_inner).ready |= self.choice.is_some();
         publish(core);
     }
 
@@ -217,9 +210,10 @@ impl Turn {
         }
         let rival = (core.rival)();
         let (closed, holds, suspended) = (offer.closed.clone(), offer.holds.clone(), offer.suspended.clone());
-        let wanted = Offer { model, layout, kept, closed, holds, rival, suspended, why };
+        let wanted = Offer { model, chosen: true, layout, kept, closed, holds, rival, suspended, why };
         if wanted != offer {
             core.state.set_offer(wanted);
+            core.claims.retry();
         }
     }
 

@@ -339,6 +339,7 @@ impl Story {
                 health_interval: Duration::from_millis(1),
                 rescan: tick,
                 first_scan_wait: Duration::from_secs(20),
+                release_wait: Duration::ZERO,
                 busy_pause: tick,
                 replay_wait: Duration::from_mins(2),
                 replay_patience: Duration::from_secs(20),

@@ -90,8 +90,10 @@ pub struct Timing {
     pub health_interval: Duration,
     /// Time between two scans while a card is missing or the last scan failed.
     pub rescan: Duration,
-    /// How long a prepare waits for the start-up scan: less than kubelet's 45 s.
+    /// How long a prepare waits for the start-up scan and the slicing model: less than kubelet's 45 s.
     pub first_scan_wait: Duration,
+    /// How long a prepare waits for another claim to release what this one was given.
+    pub release_wait: Duration,
     /// Pause before a busy card is asked again; it doubles.
     pub busy_pause: Duration,
     /// Time since boot after which the vendor's replay of vNPUs is over in any case.
@@ -106,6 +108,7 @@ impl Default for Timing {
             health_interval: Duration::from_secs(5),
             rescan: Duration::from_secs(10),
             first_scan_wait: Duration::from_secs(40),
+            release_wait: Duration::from_secs(5),
             busy_pause: Duration::from_secs(1),
             replay_wait: Duration::from_mins(2),
             replay_patience: Duration::from_secs(20),
@@ -170,7 +173,8 @@ pub(crate) struct Core {
     claims: Claims,
     outbox: Outbox,
     alarms: metrics::Alarms,
-    shown: Mutex<health::Shown>,
+    /// What was published last.
+    shown: Mutex<Option<Pool>>,
     /// Whose turn it is to write the node's memory.
     writing: Arc<tokio::sync::Mutex<()>>,
     /// Wants a poll at once: what was said unasked may not be all.

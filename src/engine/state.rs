@@ -128,7 +128,7 @@ impl State {
         let told = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty() || card.link.is_some());
         let health = told.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, card.link, now)));
         let health = health.collect();
-        let offer = Offer { holds: loaded.memory.holds(), ..Offer::default() };
+        let offer = Offer { chosen: false, holds: loaded.memory.holds(), ..Offer::default() };
         let mut known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
         if let Some(suspension) = &known.memory.suspended {
             known.offer.suspended = Some(suspension.why());
@@ -309,6 +309,11 @@ impl State {
     }
 
     /// True while an operator has taken the vendor's software from us.
+    /// True once the slicing model is known.
+    pub(super) fn is_chosen(&self) -> bool {
+        self.known().offer.chosen
+    }
+
     pub(super) fn is_suspended(&self) -> bool {
         self.known().memory.suspended.is_some()
     }

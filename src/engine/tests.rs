@@ -111,6 +111,7 @@ struct Server {
     published: Mutex<Vec<Pool>>,
     events: Mutex<Vec<String>>,
     drops_taints: AtomicBool,
+    kept: watch::Sender<Kept>,
 }
 
 impl Server {
@@ -122,6 +123,7 @@ impl Server {
             published: Mutex::default(),
             events: Mutex::default(),
             drops_taints: AtomicBool::default(),
+            kept: watch::Sender::default(),
         })
     }
 
@@ -164,7 +166,12 @@ impl Api for Handle {
     }
 
     fn kept(&self) -> BoxStream<'static, Kept> {
-        Box::pin(futures::stream::pending())
+        // Silent until it is told what to say.
+        Box::pin(futures::stream::unfold(self.0.kept.subscribe(), |mut kept| async move {
+            kept.changed().await.ok()?;
+            let now = *kept.borrow_and_update();
+            Some((now, kept))
+        }))
     }
 
     fn event(&self, notice: &Notice) {
@@ -189,6 +196,16 @@ impl Drop for Bench {
 }
 
 fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, disk: Arc<Memory>) -> Bench {
+    waiting_bench(server, scan, loaded, disk, Duration::ZERO)
+}
+
+fn waiting_bench(
+    server: Arc<Server>,
+    scan: Result<Scan, Fault>,
+    loaded: Loaded,
+    disk: Arc<Memory>,
+    release_wait: Duration,
+) -> Bench {
     let hardware = Arc::new(Hardware { scan: Mutex::new(scan), health: Mutex::default(), scans: AtomicUsize::new(0) });
     let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
     let driver = DriverName::new("npu.huawei.com").unwrap();
@@ -198,6 +215,7 @@ fn loaded_bench(server: Arc<Server>, scan: Result<Scan, Fault>, loaded: Loaded, 
         health_interval: millisecond,
         rescan: millisecond,
         first_scan_wait: Duration::from_secs(20),
+        release_wait,
         busy_pause: millisecond,
         replay_wait: Duration::from_mins(2),
         replay_patience: Duration::from_secs(20),
@@ -357,6 +375,38 @@ async fn a_card_whose_undo_failed_stays_held_until_its_claim_is_unprepared() {
     assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })));
     bench.unprepare(&claim(1, "npu-0")).await.unwrap();
     bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_prepare_waits_for_the_claim_whose_card_it_was_given() {
+    let (loaded, disk) = (Loaded::default(), Arc::new(Memory::default()));
+    let bench = waiting_bench(Server::open(), Ok(scan_of(8)), loaded, disk, Duration::from_mins(2));
+    bench.start();
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    let (first, second, third) = (claim(1, "npu-0"), claim(2, "npu-0"), claim(3, "npu-1"));
+    let waiting = bench.prepare(&second);
+    tokio::pin!(waiting);
+    // The other card shows that the second had its try.
+    tokio::select! {
+        biased;
+        early = &mut waiting => panic!("it did not wait: {early:?}"),
+        beside = bench.prepare(&third) => drop(beside.unwrap()),
+    }
+    bench.unprepare(&first).await.unwrap();
+    waiting.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_prepare_that_waits_for_a_card_is_cancelled_by_its_own_unprepare() {
+    let (loaded, disk) = (Loaded::default(), Arc::new(Memory::default()));
+    let bench = waiting_bench(Server::open(), Ok(scan_of(8)), loaded, disk, Duration::from_mins(2));
+    bench.start();
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    let second = claim(2, "npu-0");
+    let (waited, released) = tokio::join!(biased; bench.prepare(&second), bench.unprepare(&second));
+    assert!(matches!(waited, Err(Refusal::Overtaken(_))), "{waited:?}");
+    released.unwrap();
+    assert_eq!(bench.disk.files.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -640,6 +690,46 @@ async fn another_layout_is_taken_while_running_as_soon_as_no_claim_holds_its_car
     engine.unprepare(engine.received(), claim(1, "npu-1")).await.unwrap();
     eventually(|| published("npu-0") && published("npu-1-vir10-3c-16g-0")).await;
     assert!(!published("npu-1") && engine.core.state.offer().why.is_empty());
+}
+
+#[tokio::test]
+async fn a_part_that_is_prepared_before_the_servers_gates_are_known_waits_for_them() {
+    let server = Server::open();
+    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+    let driver = DriverName::new("npu.huawei.com").unwrap();
+    let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
+    let parts = Parts {
+        node: Node { driver, pool, boot_id: "boot".to_owned() },
+        backend: hardware.clone(),
+        disk: Arc::new(Memory::default()),
+        api: Arc::new(Handle(server.clone())),
+        loaded: Loaded::default(),
+        timing: Timing { health_interval: Duration::from_hours(1), ..Timing::default() },
+        policy: Policy::default(),
+        wish: Wish { enabled: true, ..Wish::default() },
+        uptime: Box::new(|| Duration::from_hours(1)),
+        rival: Box::new(|| None),
+    };
+    let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
+    let (running, stop) = (engine.clone(), shutdown.clone());
+    tokio::spawn(async move { running.run(stop, || {}).await });
+    let _stopped = shutdown.drop_guard();
+    let waiting = engine.prepare(engine.received(), claim(1, "npu-0-vir05-1c-8g-0"));
+    let cancelled = engine.prepare(engine.received(), claim(2, "npu-2-vir05-1c-8g-0"));
+    tokio::pin!(waiting, cancelled);
+    // The whole card shows that the parts had their try.
+    tokio::select! {
+        biased;
+        early = &mut waiting => panic!("it did not wait: {early:?}"),
+        early = &mut cancelled => panic!("it did not wait: {early:?}"),
+        beside = engine.prepare(engine.received(), claim(3, "npu-1")) => drop(beside.unwrap()),
+    }
+    engine.unprepare(engine.received(), claim(2, "npu-2-vir05-1c-8g-0")).await.unwrap();
+    assert!(matches!(cancelled.await, Err(Refusal::Overtaken(_))));
+    assert_eq!(hardware.vnpus().len(), 0);
+    server.kept.send_replace(Kept { consumable: Some(false), partitionable: Some(true), is_1_34: false });
+    waiting.await.unwrap();
+    assert_eq!(hardware.vnpus().len(), 1);
 }
 
 #[tokio::test]

@@ -143,6 +143,9 @@ pub struct Pool {
 pub struct Offer {
     /// The slicing model.
     pub model: Model,
+    /// False until it is known what the API server keeps: until then the model is [`Model::Off`], or the one that the
+    /// node remembers.
+    pub chosen: bool,
     /// Templates by card name, for the static model.
     pub layout: BTreeMap<String, Vec<String>>,
     /// What the API server keeps.
@@ -171,6 +174,7 @@ impl Default for Offer {
     fn default() -> Self {
         Self {
             model: Model::Off,
+            chosen: true,
             layout: BTreeMap::new(),
             kept: Kept::default(),
             closed: BTreeMap::new(),
