@@ -291,6 +291,16 @@ impl Stage {
         })
     }
 
+    /// Waits until kubelet has nothing of a deleted pod any more.
+    ///
+    /// # Errors
+    /// It does not come to that.
+    pub(crate) fn wait_forgotten(&self, pod: &Value) -> anyhow::Result<()> {
+        let uid = pod["metadata"]["uid"].as_str().context("the pod has no UID")?;
+        let files = self.plane.file(&format!("/var/lib/kubelet/pods/{uid}"));
+        wait(&format!("kubelet to forget pod {}", name(pod)), || Ok((!files.try_exists()?).then_some(())))
+    }
+
     /// An object as it is now.
     ///
     /// # Errors
