@@ -315,6 +315,7 @@ impl Core {
             timing: Timing {
                 health_interval: settings.health_interval,
                 rescan: RESCAN,
+                release_wait: settings.release_wait,
                 replay_wait: settings.replay_wait,
                 ..Timing::default()
             },

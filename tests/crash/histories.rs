@@ -91,7 +91,7 @@ pub(crate) async fn play(bin: Bin, seed: u64, binary: PathBuf) -> anyhow::Result
 }
 
 fn command(node: &Node, binary: &Path) -> std::process::Command {
-    node.daemon_with(binary, &["--enable-hard-vnpu=true", "--health-interval=50ms"])
+    node.daemon_with(binary, &["--enable-hard-vnpu=true", "--health-interval=50ms", "--claims-release-wait=0s"])
 }
 
 impl History<'_> {

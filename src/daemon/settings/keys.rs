@@ -277,6 +277,17 @@ pub(super) const DEVICE_WAIT: Key = key(
 .derived("360s on a node with 910C")
 .more("Published slices are kept meanwhile, and cards that come later are still taken.")
 .flag("device-wait");
+pub(super) const RELEASE_WAIT: Key = key(
+    "claims.release-wait",
+    Kind::Span(Duration::ZERO, seconds(30)),
+    "5s",
+    "How long a claim waits for another that still holds what it was given",
+)
+.more(
+    "A pod that is deleted without a grace period gives its devices away before kubelet has released them. A claim that \
+     is refused is tried again by kubelet only after a minute or more.",
+)
+.flag("claims-release-wait");
 pub(super) const HEALTH_INTERVAL: Key = key(
     "health.interval",
     Kind::Span(Duration::from_millis(50), seconds(600)),
@@ -392,6 +403,7 @@ pub const KEYS: &[Key] = &[
     DCMI_LIBRARY,
     TRUST_LIBRARY,
     DEVICE_WAIT,
+    RELEASE_WAIT,
     HEALTH_INTERVAL,
     HEALTH_QUIET,
     HEALTH_LINK,

@@ -206,6 +206,8 @@ pub struct Settings {
     pub trust_library: bool,
     /// How long cards may take to come up; `None` leaves it to the kind of card.
     pub device_wait: Option<Duration>,
+    /// How long a prepare waits for another claim to release what this one was given.
+    pub release_wait: Duration,
     /// Time between two looks at health.
     pub health_interval: Duration,
     /// How health is judged.
@@ -299,6 +301,7 @@ impl Settings {
             dcmi_library: inputs.some_path(&keys::DCMI_LIBRARY),
             trust_library: inputs.switch(&keys::TRUST_LIBRARY),
             device_wait: inputs.is_set(&keys::DEVICE_WAIT).then(|| inputs.span(&keys::DEVICE_WAIT)),
+            release_wait: inputs.span(&keys::RELEASE_WAIT),
             health_interval: inputs.span(&keys::HEALTH_INTERVAL),
             health: policy(inputs)?,
             visible_devices_void: inputs.switch(&keys::VISIBLE_DEVICES_VOID),
