@@ -371,8 +371,10 @@ impl Stage {
 
     /// The events of an object, one a line: reason and message.
     pub(crate) fn events(&self, object: &Value) -> String {
+        let own =
+            object["metadata"]["uid"].as_str().map_or_else(String::new, |uid| format!(",involvedObject.uid%3D{uid}"));
         let path = format!(
-            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.name%3D{}",
+            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.name%3D{}{own}",
             namespace(object),
             name(object)
         );
