@@ -128,11 +128,13 @@ impl State {
         let told = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty() || card.link.is_some());
         let health = told.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, card.link, now)));
         let health = health.collect();
-        let offer = Offer { chosen: false, holds: loaded.memory.holds(), ..Offer::default() };
+        let why = "the API server has not said yet what it keeps".to_owned();
+        let offer = Offer { chosen: false, why, holds: loaded.memory.holds(), ..Offer::default() };
         let mut known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
         if let Some(suspension) = &known.memory.suspended {
             known.offer.suspended = Some(suspension.why());
             known.offer.model = suspension.model;
+            known.offer.why.clear();
             known.inventory = suspension.inventory.clone().map(Arc::new);
         }
         Self {

@@ -724,6 +724,7 @@ async fn a_part_that_is_prepared_before_the_servers_gates_are_known_waits_for_th
         early = &mut cancelled => panic!("it did not wait: {early:?}"),
         beside = engine.prepare(engine.received(), claim(3, "npu-1")) => drop(beside.unwrap()),
     }
+    assert_eq!(engine.snapshot().slicing, "the API server has not said yet what it keeps");
     engine.unprepare(engine.received(), claim(2, "npu-2-vir05-1c-8g-0")).await.unwrap();
     assert!(matches!(cancelled.await, Err(Refusal::Overtaken(_))));
     assert_eq!(hardware.vnpus().len(), 0);
