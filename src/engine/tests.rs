@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::{
@@ -579,29 +580,39 @@ async fn a_damaged_claim_is_released_by_force_only() {
     bench.prepare(&claim(1, "npu-1")).await.unwrap();
 }
 
+/// A running engine above hardware that can be cut, and what stops it; its turns are this long apart.
+fn cutting(
+    hardware: Arc<device::memory::Memory>,
+    server: Arc<Server>,
+    health_interval: Duration,
+    wish: Wish,
+) -> (Engine, DropGuard) {
+    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
+    let driver = DriverName::new("npu.huawei.com").unwrap();
+    let parts = Parts {
+        node: Node { driver, pool, boot_id: "boot".to_owned() },
+        backend: hardware,
+        disk: Arc::new(Memory::default()),
+        api: Arc::new(Handle(server)),
+        loaded: Loaded::default(),
+        timing: Timing { health_interval, ..Timing::default() },
+        policy: Policy::default(),
+        wish,
+        uptime: Box::new(|| Duration::from_hours(1)),
+        rival: Box::new(|| None),
+    };
+    let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
+    let (running, stop) = (engine.clone(), shutdown.clone());
+    tokio::spawn(async move { running.run(stop, || {}).await });
+    (engine, shutdown.drop_guard())
+}
+
 #[tokio::test]
 async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
     let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
+    // No turn but the first: what is seen below comes of the call itself.
     let engine = |enabled| {
-        let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
-        let driver = DriverName::new("npu.huawei.com").unwrap();
-        let parts = Parts {
-            node: Node { driver, pool, boot_id: "boot".to_owned() },
-            backend: hardware.clone(),
-            disk: Arc::new(Memory::default()),
-            api: Arc::new(Handle(Server::open())),
-            loaded: Loaded::default(),
-            // No turn but the first: what is seen below comes of the call itself.
-            timing: Timing { health_interval: Duration::from_hours(1), ..Timing::default() },
-            policy: Policy::default(),
-            wish: Wish { enabled, ..Wish::default() },
-            uptime: Box::new(|| Duration::from_hours(1)),
-            rival: Box::new(|| None),
-        };
-        let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
-        let (running, stop) = (engine.clone(), shutdown.clone());
-        tokio::spawn(async move { running.run(stop, || {}).await });
-        (engine, shutdown.drop_guard())
+        cutting(hardware.clone(), Server::open(), Duration::from_hours(1), Wish { enabled, ..Wish::default() })
     };
     let recovered = async |engine: &Engine| {
         let mut recovered = engine.core.state.recovered();
@@ -651,29 +662,13 @@ async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
 #[tokio::test]
 async fn another_layout_is_taken_while_running_as_soon_as_no_claim_holds_its_cards() {
     let server = Server::open();
-    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
-    let driver = DriverName::new("npu.huawei.com").unwrap();
     let wish = |card: &str, enabled| Wish {
         enabled,
         model: Some(crate::domain::model::Model::Static),
         layout: BTreeMap::from([(card.to_owned(), vec!["vir10_3c_16g".to_owned()])]),
     };
-    let parts = Parts {
-        node: Node { driver, pool, boot_id: "boot".to_owned() },
-        backend: Arc::new(device::memory::Memory::new(scan_of(4))),
-        disk: Arc::new(Memory::default()),
-        api: Arc::new(Handle(server.clone())),
-        loaded: Loaded::default(),
-        timing: Timing { health_interval: Duration::from_millis(1), ..Timing::default() },
-        policy: Policy::default(),
-        wish: wish("npu-0", true),
-        uptime: Box::new(|| Duration::from_hours(1)),
-        rival: Box::new(|| None),
-    };
-    let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
-    let (running, stop) = (engine.clone(), shutdown.clone());
-    tokio::spawn(async move { running.run(stop, || {}).await });
-    let _stopped = shutdown.drop_guard();
+    let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
+    let (engine, _stopped) = cutting(hardware, server.clone(), Duration::from_millis(1), wish("npu-0", true));
     let published = |device: &str| {
         let pools = server.published.lock().unwrap();
         let last = pools.last();
@@ -695,25 +690,9 @@ async fn another_layout_is_taken_while_running_as_soon_as_no_claim_holds_its_car
 #[tokio::test]
 async fn a_part_that_is_prepared_before_the_servers_gates_are_known_waits_for_them() {
     let server = Server::open();
-    let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
-    let driver = DriverName::new("npu.huawei.com").unwrap();
     let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
-    let parts = Parts {
-        node: Node { driver, pool, boot_id: "boot".to_owned() },
-        backend: hardware.clone(),
-        disk: Arc::new(Memory::default()),
-        api: Arc::new(Handle(server.clone())),
-        loaded: Loaded::default(),
-        timing: Timing { health_interval: Duration::from_hours(1), ..Timing::default() },
-        policy: Policy::default(),
-        wish: Wish { enabled: true, ..Wish::default() },
-        uptime: Box::new(|| Duration::from_hours(1)),
-        rival: Box::new(|| None),
-    };
-    let (engine, shutdown) = (Engine::new(parts, &mut Registry::default()), CancellationToken::new());
-    let (running, stop) = (engine.clone(), shutdown.clone());
-    tokio::spawn(async move { running.run(stop, || {}).await });
-    let _stopped = shutdown.drop_guard();
+    let wish = Wish { enabled: true, ..Wish::default() };
+    let (engine, _stopped) = cutting(hardware.clone(), server.clone(), Duration::from_hours(1), wish);
     let waiting = engine.prepare(engine.received(), claim(1, "npu-0-vir05-1c-8g-0"));
     let cancelled = engine.prepare(engine.received(), claim(2, "npu-2-vir05-1c-8g-0"));
     tokio::pin!(waiting, cancelled);
