@@ -19,7 +19,8 @@ use std::{
     fmt,
     panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind},
     process::ExitCode,
-    sync::{Mutex, MutexGuard, Once, PoisonError},
+    sync::{Mutex, MutexGuard, Once, PoisonError, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,6 +29,9 @@ use serde::Deserialize;
 
 /// The exit code of a tier that cannot run here.
 pub const CANNOT_RUN: u8 = 2;
+
+/// How long a case may take: one that still runs will not end, and the whole tier would hang with it.
+const CASE_TIME: Duration = Duration::from_mins(10);
 
 /// The cases that a tier has.
 #[derive(Debug, Clone, Deserialize)]
@@ -165,6 +169,15 @@ pub struct Account {
     catalogue: Catalogue,
     choice: Choice,
     book: Mutex<Book>,
+    overdue: Overdue,
+}
+
+/// What becomes of a case that does not end.
+#[derive(Debug)]
+struct Overdue {
+    after: Duration,
+    /// Ends the tier: a case cannot be ended from outside.
+    then: fn(&str),
 }
 
 #[derive(Debug, Default)]
@@ -191,7 +204,8 @@ impl Account {
         if !catalogue.all().any(|(set, name)| choice.has(set, name)) {
             bail!("no case has {} in its name", choice.names.join(" or "));
         }
-        Ok(Self { tier: tier.to_owned(), catalogue, choice, book: Mutex::default() })
+        let overdue = Overdue { after: CASE_TIME, then: |why| crate::machine::end_program(why, 1) };
+        Ok(Self { tier: tier.to_owned(), catalogue, choice, book: Mutex::default(), overdue })
     }
 
     /// Whether any case of this set is wanted, so that its machine is worth the boot.
@@ -222,13 +236,32 @@ impl Account {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a case if it is wanted, prints what came of it, and returns whether it passed. A panic is a failure.
+    /// Calls a case, and ends the tier if it takes too long.
+    fn in_time<T>(&self, set: &str, name: &str, case: impl FnOnce() -> T) -> T {
+        let Overdue { after, then } = self.overdue;
+        let (ended, watch) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                if watch.recv_timeout(after) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    println!("FAILED  {}", line(set, name, after, "it does not end"));
+                    self.reasons().iter().for_each(|line| println!("{line}"));
+                    then(&format!("failed: {set}/{name}: did not end within {} s", after.as_secs()));
+                }
+            });
+            let outcome = case();
+            drop(ended);
+            outcome
+        })
+    }
+
+    /// Runs a case if it is wanted, prints what came of it, and returns whether it passed. A panic is a failure, and one
+    /// that does not end within ten minutes ends the tier.
     pub fn run<T: Said>(&self, set: &str, name: &str, case: impl FnOnce() -> anyhow::Result<T>) -> bool {
         if !self.choice.has(set, name) {
             return false;
         }
         let started = Instant::now();
-        let outcome = caught(case);
+        let outcome = self.in_time(set, name, || caught(case));
         let took = started.elapsed();
         // Held while it prints, so that lines of different sets do not mix.
         let mut book = self.book();
@@ -398,6 +431,22 @@ mod tests {
         assert!(reasons[2].ends_with(": no 1"), "{}", reasons[2]);
         assert_eq!(reasons[3].chars().filter(|char| *char == 'é').count(), 299);
         assert!(reasons[3].ends_with("é…"));
+    }
+
+    #[test]
+    fn a_case_that_does_not_end_ends_the_tier_and_is_named() {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let mut account = account(Choice::default());
+        account.overdue =
+            Overdue { after: Duration::from_millis(1), then: |why| SAID.lock().unwrap().push(why.into()) };
+        let given_up = || SAID.lock().unwrap().first().cloned();
+        account.run("one", "starts", || {
+            while given_up().is_none() {
+                thread::yield_now();
+            }
+            Ok(())
+        });
+        assert_eq!(given_up().unwrap(), "failed: one/starts: did not end within 0 s");
     }
 
     #[test]

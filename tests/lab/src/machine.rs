@@ -487,15 +487,20 @@ fn watch_signals() {
         let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                let mut guards = GUARDS.lock().unwrap_or_else(PoisonError::into_inner);
-                eprintln!("\nended by signal {signal}; stopping {} machine(s)", guards.len());
-                // All pipes first: the guards then clean up side by side.
-                guards.iter_mut().for_each(|guard| guard.pipe = None);
-                guards.iter_mut().for_each(Guard::end);
-                std::process::exit(128 + signal);
+                end_program(&format!("ended by signal {signal}"), 128 + signal);
             }
         });
     });
+}
+
+/// Ends every machine, then the program, with this exit code.
+pub(crate) fn end_program(why: &str, code: i32) -> ! {
+    let mut guards = GUARDS.lock().unwrap_or_else(PoisonError::into_inner);
+    eprintln!("\n{why}; stopping {} machine(s)", guards.len());
+    // All pipes first: the guards then clean up side by side.
+    guards.iter_mut().for_each(|guard| guard.pipe = None);
+    guards.iter_mut().for_each(Guard::end);
+    std::process::exit(code)
 }
 
 /// Standard output of a command that must succeed.
