@@ -13,17 +13,14 @@ use nix::unistd::Pid;
 
 use dcmi::world::{Action, Assertion, Fault, Notice, Profile, World};
 
-/// The compiled caller, made once.
+/// The compiled caller, made once, beside the other things that are built: nobody drops what is static.
 fn caller() -> &'static Path {
-    static CALLER: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    &CALLER
-        .get_or_init(|| {
-            let dir = tempfile::tempdir().unwrap();
-            let program = dir.path().join("call");
-            dcmi::abi::compile("call.c", &program);
-            (dir, program)
-        })
-        .1
+    static CALLER: OnceLock<PathBuf> = OnceLock::new();
+    CALLER.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("call");
+        dcmi::abi::compile("call.c", &program);
+        program
+    })
 }
 
 struct Node {
