@@ -262,28 +262,16 @@ impl<'a> Booking<'a> {
 
     /// No device is booked beyond what it has, and no placeholder at all, over all claims of all nodes.
     fn sound(&self) -> anyhow::Result<()> {
-        let mut room: BTreeMap<(String, String), (bool, u64)> = BTreeMap::new();
-        for slice in self.stage.slices()? {
-            let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default().to_owned();
-            for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
-                let memory = bytes(device["capacity"]["memCapacity"]["value"].as_str().unwrap_or("0"))?;
-                let key = (pool.clone(), device["name"].as_str().unwrap_or_default().to_owned());
-                room.insert(key, (device["allowMultipleAllocations"] == true, memory));
-            }
+        let claims = self.stage.api().list("/apis/resource.k8s.io/v1/resourceclaims")?;
+        for claim in &claims {
+            let shares = Share::of(claim).unwrap_or_default();
+            let waits = self.waiting.borrow().iter().any(|waiting| waiting == name(claim));
+            ensure!(shares.is_empty() || !waits, "{} was refused and got {shares:?} later", name(claim));
+            let placeholder = shares.iter().find(|share| !share.admin && share.device.starts_with("placeholder"));
+            ensure!(placeholder.is_none(), "{} got {placeholder:?}", name(claim));
         }
-        for claim in self.stage.api().list("/apis/resource.k8s.io/v1/resourceclaims")? {
-            let shares = Share::of(&claim).unwrap_or_default();
-            let waits = self.waiting.borrow().iter().any(|waiting| waiting == name(&claim));
-            ensure!(shares.is_empty() || !waits, "{} was refused and got {shares:?} later", name(&claim));
-            for share in shares.iter().filter(|share| !share.admin) {
-                ensure!(!share.device.starts_with("placeholder"), "{} got {share:?}", name(&claim));
-                let key = (share.pool.clone(), share.device.clone());
-                let Some((divisible, left)) = room.get_mut(&key) else { continue };
-                let takes = if *divisible { bytes(&share.memory)? } else { (*left).max(1) };
-                let after = left.checked_sub(takes);
-                *left = after.with_context(|| format!("{} has {share:?}, and {key:?} is over-booked", name(&claim)))?;
-            }
-        }
+        let over = overbooked(&self.stage.slices()?, &claims)?;
+        ensure!(over.is_empty(), "booked beyond what they have: {over:?}");
         Ok(())
     }
 
@@ -308,6 +296,33 @@ impl Drop for Booking<'_> {
             }
         }
     }
+}
+
+/// The devices, with their pools, of which claims take more than there is.
+///
+/// # Errors
+/// A capacity is no quantity.
+pub(crate) fn overbooked(slices: &[Value], claims: &[Value]) -> anyhow::Result<Vec<(String, String)>> {
+    let mut room: BTreeMap<(String, String), (bool, u64)> = BTreeMap::new();
+    for slice in slices {
+        let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default().to_owned();
+        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+            let memory = bytes(device["capacity"]["memCapacity"]["value"].as_str().unwrap_or("0"))?;
+            let key = (pool.clone(), device["name"].as_str().unwrap_or_default().to_owned());
+            room.insert(key, (device["allowMultipleAllocations"] == true, memory));
+        }
+    }
+    let mut over = Vec::new();
+    for share in claims.iter().filter_map(Share::of).flatten().filter(|share| !share.admin) {
+        let key = (share.pool, share.device);
+        let Some((divisible, left)) = room.get_mut(&key) else { continue };
+        let takes = if *divisible { bytes(&share.memory)? } else { (*left).max(1) };
+        match left.checked_sub(takes) {
+            Some(after) => *left = after,
+            None => over.push(key),
+        }
+    }
+    Ok(over)
 }
 
 /// Bytes of a quantity in whole Ki, Mi, Gi, Ti or Pi, or without unit.

@@ -3,6 +3,7 @@
 use std::{fs, time::Instant};
 
 use anyhow::{Context as _, ensure};
+use dcmi::world::Profile;
 use serde_json::{Value, json};
 
 use super::Case;
@@ -17,6 +18,7 @@ pub(crate) const CASES: &[Case] = &[
     ("driver-down", driver_down),
     ("server-down", server_down),
     ("claim-forced", claim_forced),
+    ("booked-twice", booked_twice),
     ("boot", boot),
     ("upgrade", upgrade),
 ];
@@ -166,6 +168,36 @@ fn claim_forced(stage: &Stage) -> anyhow::Result<()> {
     stage.delete(&[&pod])?;
     stage.wait_empty().context("the claim that is no more is not released")?;
     stage.delete(&[&claim])
+}
+
+/// Two claims are booked one card, as a busy scheduler of 1.34.3 does now and then: the driver refuses the second, and
+/// says who has the card. The schedulers of all releases keep booked devices as a set: when the second claim goes they take
+/// the card for free, and book it again.
+fn booked_twice(stage: &Stage) -> anyhow::Result<()> {
+    const REFUSAL: &str = "is held by claim default/first";
+    stage.with(&Driver::whole().on(Profile::Many(1)))?;
+    let [first, second, third] = ["first", "second", "third"].map(|name| claim(name, &[request("npu")]));
+    let [holder, rival, late] =
+        [("holder", &first), ("rival", &second), ("late", &third)].map(|(name, claim)| pod(name, &[claim]));
+    stage.create(&[&first, &holder])?;
+    stage.wait_running(&holder)?;
+    let held = Held::by(stage)?;
+    let allocation = stage.get(&first)?["status"]["allocation"].clone();
+    stage.create(&[&second])?;
+    stage.api().merge(&(path_of(&second)? + "/status"), &json!({"status": {"allocation": allocation}}))?;
+    stage.create(&[&rival])?;
+    stage.wait_event(&rival, REFUSAL)?;
+    stage.delete(&[&rival, &second])?;
+    stage.create(&[&third, &late])?;
+    stage.wait_event(&late, REFUSAL)?;
+    // A new scheduler gathers what is booked from the claims that there are.
+    stage.delete(&[&late, &third])?;
+    stage.plane().run(&["systemctl", "restart", "kube-scheduler.service"])?;
+    stage.create(&[&third, &late])?;
+    stage.wait_unschedulable(&late)?;
+    ensure!(Held::by(stage)? == held, "what the first claim has was touched");
+    stage.delete(&[&holder, &first, &late, &third])?;
+    stage.wait_empty()
 }
 
 /// The node boots: containers, vNPUs and their device nodes are gone, and the same claim gets its device again.
