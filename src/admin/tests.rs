@@ -101,6 +101,7 @@ fn snapshot() -> Snapshot {
         driver_version: "24.1.0".to_owned(),
         missing: Vec::new(),
         devices: devices.collect(),
+        lost: Vec::new(),
         claims: vec![held.clone()],
         quarantined: vec![Quarantined {
             uid: ClaimUid::new("bad").unwrap(),

@@ -25,11 +25,12 @@ use crate::{
     engine::{DeviceView, Snapshot},
 };
 
-/// All devices: the cards of the last good scan, then those that claims hold and that are not among them.
+/// All devices: the cards of the last good scan, then those that are lost, then those of an earlier boot that claims hold.
 pub(super) fn devices(snapshot: &Snapshot) -> Vec<proto::Device> {
     let shown = |view| device(view, snapshot, closed(snapshot, view));
-    let mut devices: Vec<_> = snapshot.devices.iter().map(shown).collect();
-    let present: BTreeSet<_> = snapshot.devices.iter().map(|view| &view.npu.stable_id).collect();
+    let known = || snapshot.devices.iter().chain(&snapshot.lost);
+    let mut devices: Vec<_> = known().map(shown).collect();
+    let present: BTreeSet<_> = known().map(|view| &view.npu.stable_id).collect();
     let mut absent: BTreeMap<_, proto::Device> = BTreeMap::new();
     for record in &snapshot.claims {
         let holdings = record.devices.iter().filter(|holding| !holding.admin_access);
@@ -485,7 +486,7 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
         let text = parts.join("; ");
         all.push(point(&device.name, text, health.since_ms));
     }
-    for view in &snapshot.devices {
+    for view in snapshot.devices.iter().chain(&snapshot.lost) {
         if let Some(hold) = snapshot.holds.get(&view.npu.stable_id) {
             all.push(point(view.npu.name.as_str(), hold_text(hold), Some(hold.since.as_millisecond())));
         }

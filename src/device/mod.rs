@@ -126,6 +126,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`Level::Gone`](crate::domain::health::Level::Gone).
     fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>>;
 
+    /// True if chips came to the bus after the last scan, as far as the last [`health`](Self::health) saw: only another
+    /// scan reads them.
+    fn is_outdated(&self) -> bool {
+        false
+    }
+
     /// What the hardware says unasked, from now on. It never ends. A reader that is too slow gets [`Alarm::Unsure`] for
     /// what it missed.
     fn alarms(&self) -> BoxStream<'static, Alarm> {

@@ -1,6 +1,8 @@
 //! Ascend chips on the PCI bus, as sysfs below the host root shows them. Odd files are skipped, never fatal.
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -74,6 +76,43 @@ impl Function {
 
 fn devices(host_root: &Path) -> PathBuf {
     host_root.join("sys/bus/pci/devices")
+}
+
+/// What was on the bus at a scan, to notice what comes later.
+#[derive(Debug, Clone, Default)]
+pub struct Bus {
+    /// Everything that the bus listed when it was last looked at: to read that is cheap.
+    names: BTreeSet<OsString>,
+    /// The functions with Ascend chips of the scan.
+    addresses: BTreeSet<PciAddress>,
+}
+
+impl Bus {
+    /// The bus as it is, and the functions with Ascend chips on it.
+    pub fn read(host_root: &Path) -> io::Result<(Self, Vec<Function>)> {
+        // First the names: what comes between the two is noticed later.
+        let names = names(host_root);
+        let functions = functions(host_root)?;
+        let addresses = functions.iter().map(|function| function.address).collect();
+        Ok((Self { names, addresses }, functions))
+    }
+
+    /// True if a function with Ascend chips has come since the scan; each is told once.
+    pub fn has_more(&mut self, host_root: &Path) -> bool {
+        let names = names(host_root);
+        if names == self.names {
+            return false;
+        }
+        self.names = names;
+        let functions = functions(host_root).unwrap_or_default();
+        let before = self.addresses.len();
+        self.addresses.extend(functions.iter().map(|function| function.address));
+        self.addresses.len() > before
+    }
+}
+
+fn names(host_root: &Path) -> BTreeSet<OsString> {
+    fs::read_dir(devices(host_root)).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
 }
 
 /// All functions with Ascend chips, virtual functions left out, by address.
@@ -186,6 +225,27 @@ mod tests {
     fn function(domain: u16, bus: u8, dev_id: Option<u32>) -> Function {
         let address = PciAddress { domain, bus, device: 0, function: 0 };
         Function { address, device_id: 0xd802, chips: 1, dev_id, rows: rows(TABLE, address) }
+    }
+
+    #[test]
+    fn a_function_that_comes_is_told_once_and_other_devices_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let add = |address: &str, vendor: &str| {
+            let dir = devices(root.path()).join(address);
+            fs::create_dir_all(&dir).unwrap();
+            for (name, text) in [("vendor", vendor), ("device", "0xd802"), ("class", "0x120000")] {
+                fs::write(dir.join(name), text).unwrap();
+            }
+        };
+        add("0000:c1:00.0", "0x19e5");
+        let (mut bus, functions) = Bus::read(root.path()).unwrap();
+        assert_eq!((functions.len(), bus.has_more(root.path())), (1, false));
+        add("0000:01:00.0", "0x8086");
+        assert!(!bus.has_more(root.path()));
+        add("0000:c2:00.0", "0x19e5");
+        assert_eq!((bus.has_more(root.path()), bus.has_more(root.path())), (true, false));
+        fs::remove_dir_all(devices(root.path()).join("0000:c2:00.0")).unwrap();
+        assert!(!bus.has_more(root.path()), "what goes is seen by its chip");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{
     Backend, Fault, Status, pci,
@@ -34,6 +34,10 @@ pub struct Sysfs {
 struct State {
     /// Chips of the last good scan by physical id and what the host showed of them, or why there was none.
     last: Result<(Vec<u32>, Presence), Fault>,
+    /// What was on the bus then.
+    bus: pci::Bus,
+    /// True once a health poll saw chips there that the last scan did not.
+    outdated: bool,
     /// Chips that are known to have gone, so that each is said once.
     gone: BTreeMap<u32, presence::Absence>,
     suspended: bool,
@@ -42,7 +46,13 @@ struct State {
 impl State {
     fn new(suspended: bool) -> Self {
         let why = "no scan yet".to_owned();
-        Self { last: Err(Fault::NotReady { backend: NAME, why }), gone: BTreeMap::new(), suspended }
+        Self {
+            last: Err(Fault::NotReady { backend: NAME, why }),
+            bus: pci::Bus::default(),
+            outdated: false,
+            gone: BTreeMap::new(),
+            suspended,
+        }
     }
 
     fn working(&self) -> Result<(), Fault> {
@@ -63,11 +73,14 @@ impl Sysfs {
 
     fn read(&self) -> Result<Scan, Fault> {
         let directory = self.host_root.join("sys/bus/pci/devices");
-        let functions = pci::functions(&self.host_root).map_err(|error| Fault::Failed {
+        let (bus, functions) = pci::Bus::read(&self.host_root).map_err(|error| Fault::Failed {
             backend: NAME,
             call: format!("reading {}", directory.display()),
             why: error.to_string(),
         })?;
+        let mut state = self.state();
+        (state.bus, state.outdated) = (bus, false);
+        drop(state);
         let mut scan = Scan { dies_bound: true, driver_version: self.driver_version(), ..Scan::default() };
         for function in functions {
             let missing = |why: &str| MissingChip { what: function.address.to_string(), why: why.to_owned() };
@@ -150,6 +163,10 @@ impl Backend for Sysfs {
             let mut state = self.state();
             state.working()?;
             let (chips, presence) = state.last.clone()?;
+            if state.bus.has_more(&self.host_root) {
+                info!("chips have come to the bus; the cards are read again");
+                state.outdated = true;
+            }
             let gone: BTreeMap<_, _> = chips.iter().filter_map(|id| Some((*id, presence.absence(*id)?))).collect();
             for (id, absence) in gone.iter().filter(|(id, absence)| state.gone.get(id) != Some(absence)) {
                 warn!(physical_id = id, why = %absence, "a chip has gone");
@@ -160,6 +177,10 @@ impl Backend for Sysfs {
             Ok(readings)
         }
         .boxed()
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.state().outdated
     }
 
     fn suspend(&self) -> BoxFuture<'_, Result<(), Fault>> {

@@ -54,6 +54,15 @@ impl Inventory {
         &self.npus
     }
 
+    /// The same with cards that are not there any more.
+    #[must_use]
+    pub fn with(&self, lost: impl IntoIterator<Item = Npu>) -> Self {
+        let mut all = self.clone();
+        all.npus.extend(lost);
+        all.npus.sort_by_key(|npu| order(&npu.name));
+        all
+    }
+
     /// The card of a name.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<&Npu> {

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     health::{FaultMemory, Link},
-    inventory::Inventory,
+    inventory::{Inventory, order},
     model::Model,
     names::{DeviceName, InvalidName},
-    npu::{PciAddress, StableId, Vdie},
+    npu::{Npu, PciAddress, StableId, Vdie},
     record::Record,
 };
 
@@ -24,6 +24,27 @@ pub struct NodeMemory {
     /// Set while an operator has taken the vendor's software from us.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<Box<Suspension>>,
+    /// Cards that are lost: a restart does not bring them back.
+    #[serde(default, skip_serializing_if = "Lost::is_empty")]
+    pub lost: Lost,
+}
+
+/// Cards that were lost since the host booted and are neither back nor replaced, as they were last seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lost {
+    /// The boot in which they were lost. What is not there after the next one was taken out.
+    pub boot_id: String,
+    /// The cards, by the number in their names.
+    pub npus: Vec<Npu>,
+}
+
+impl Lost {
+    /// True if no card is lost.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.npus.is_empty()
+    }
 }
 
 /// An operator has taken the vendor's software from us, and what was known then: with it the node goes on, also over
@@ -182,6 +203,36 @@ impl NodeMemory {
         Ok(&self.cards[index])
     }
 
+    /// Notes which cards are lost: those of the scan before, and those that were lost earlier in this boot, that are not
+    /// `found` now. One whose place another card has taken will not come back: it counts only while a claim holds it.
+    pub fn note_lost(
+        &mut self,
+        boot_id: &str,
+        before: Option<&Inventory>,
+        found: &Inventory,
+        is_held: impl Fn(&StableId) -> bool,
+    ) {
+        let mut lost = std::mem::take(&mut self.lost);
+        if lost.boot_id != boot_id {
+            lost = Lost { boot_id: boot_id.to_owned(), npus: Vec::new() };
+        }
+        for npu in before.map(Inventory::npus).unwrap_or_default() {
+            if !lost.npus.iter().any(|known| known.stable_id == npu.stable_id) {
+                lost.npus.push(npu.clone());
+            }
+        }
+        let has_place =
+            |npu: &Npu, other: &Npu| npu.dies.iter().any(|die| other.dies.iter().any(|on| on.bus_id == die.bus_id));
+        lost.npus.retain(|npu| {
+            let is_replaced = found.npus().iter().any(|other| has_place(npu, other));
+            found.by_stable_id(&npu.stable_id).is_none() && (!is_replaced || is_held(&npu.stable_id))
+        });
+        if !lost.is_empty() {
+            lost.npus.sort_by_key(|npu| order(&npu.name));
+            self.lost = lost;
+        }
+    }
+
     /// Cards that an operator keeps claims from.
     #[must_use]
     pub fn holds(&self) -> BTreeMap<StableId, Hold> {
@@ -289,6 +340,42 @@ mod tests {
         assert_eq!(name(&mut memory, 7, Some(10), 1), "npu-0");
         assert_eq!(name(&mut memory, 0, None, 2), "npu-5");
         assert_eq!(memory, before);
+    }
+
+    #[test]
+    fn a_card_is_lost_until_it_is_back_or_replaced_or_the_host_boots() {
+        use crate::domain::{inventory::tests::scan_of, npu::Scan};
+        let mut memory = NodeMemory::default();
+        let all = Inventory::from_scan(&scan_of(3), &mut memory).unwrap();
+        let without = |gone: &[u32], memory: &mut NodeMemory| {
+            let chips = scan_of(3).chips.into_iter().filter(|chip| !gone.contains(&chip.physical_id)).collect();
+            Inventory::from_scan(&Scan { chips, ..scan_of(3) }, memory).unwrap()
+        };
+        let lost = |memory: &NodeMemory| memory.lost.npus.iter().map(|npu| npu.name.to_string()).collect::<Vec<_>>();
+        let (two, one) = (without(&[1], &mut memory), without(&[1, 2], &mut memory));
+        memory.note_lost("boot", None, &all, |_| false);
+        assert_eq!(lost(&memory), [""; 0], "what was never found is not lost");
+        memory.note_lost("boot", Some(&all), &two, |_| false);
+        memory.note_lost("boot", Some(&two), &one, |_| false);
+        assert_eq!(lost(&memory), ["npu-1", "npu-2"]);
+        let text = serde_json::to_string(&memory).unwrap();
+        let mut memory = serde_json::from_str::<NodeMemory>(&text).unwrap();
+        assert_eq!(lost(&memory), ["npu-1", "npu-2"]);
+        // The daemon has been restarted.
+        memory.note_lost("boot", None, &two, |_| false);
+        assert_eq!(lost(&memory), ["npu-1"]);
+
+        let mut other = scan_of(3);
+        other.chips[1].vdie = Some(vdie(99));
+        let swapped = Inventory::from_scan(&other, &mut memory).unwrap();
+        memory.note_lost("boot", Some(&two), &swapped, |_| true);
+        assert_eq!(lost(&memory), ["npu-1"], "a claim holds it");
+        memory.note_lost("boot", Some(&swapped), &swapped, |_| false);
+        assert_eq!(lost(&memory), [""; 0]);
+
+        memory.note_lost("boot", Some(&all), &one, |_| false);
+        memory.note_lost("the next", None, &one, |_| true);
+        assert_eq!((lost(&memory).len(), memory.lost.boot_id.as_str()), (0, ""));
     }
 
     #[test]

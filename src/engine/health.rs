@@ -147,24 +147,41 @@ impl Turn {
         if core.state.is_suspended() {
             return self.suspended(core).await;
         }
-        let strange = core.strangers.load(Ordering::Relaxed) || self.resumed;
-        let scan = !self.recovered || self.fault.is_some() || strange || core.state.wants_rescan();
+        let first = !self.recovered;
+        let strange = core.strangers.load(Ordering::Relaxed) || self.resumed || core.backend.is_outdated();
+        let scan = first || self.fault.is_some() || strange || core.state.wants_rescan();
         if scan && Instant::now() >= self.scan_due {
             core.strangers.store(false, Ordering::Relaxed);
             self.scan(core).await;
-        } else if self.recovered && self.fault.is_none() {
-            match core.backend.health().await {
-                Ok(readings) => settle(core, core.state.polled(Some(&readings), now())).await,
-                Err(fault) => self.failed(core, fault),
-            }
         }
-        if self.fault.is_some() {
+        // The first scan has told all but the links. Later ones must not keep polls away: scans go on for as long as one
+        // card is away, and the others are well or ill meanwhile.
+        if !first && self.can_ask() {
+            self.poll(core).await;
+        } else if self.fault.is_some() {
             settle(core, core.state.polled(None, now())).await;
         }
-        if self.recovered && self.fault.is_none() {
+        if self.recovered && self.can_ask() {
             read_cards(core, &mut self.unread).await;
         }
         self.show(core).await;
+    }
+
+    /// True if the cards that were found can be asked, also while others are on their way up.
+    fn can_ask(&self) -> bool {
+        matches!(self.fault, None | Some(Fault::NotReady { .. }))
+    }
+
+    async fn poll(&mut self, core: &Arc<Core>) {
+        match core.backend.health().await {
+            Ok(readings) => settle(core, core.state.polled(Some(&readings), now())).await,
+            Err(fault) => {
+                if self.fault.is_none() {
+                    self.failed(core, fault);
+                }
+                settle(core, core.state.polled(None, now())).await;
+            }
+        }
     }
 
     /// A turn without any call of the vendor's software: what was known before stands.

@@ -1,6 +1,7 @@
 //! What the engine knows: cards, health, and who holds what. Synchronous; the lock is never held over an await.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -18,7 +19,7 @@ use crate::{
         inventory::Inventory,
         model::Model,
         names::{DeviceName, InvalidName},
-        node::{Hold, NodeMemory, Suspension},
+        node::{Hold, Lost, NodeMemory, Suspension},
         notice::{Notice, Severity},
         npu::{Npu, Scan, StableId},
         plan::{self, FoundFile, HealthMap, Node, Prepare, Readings, Recovery, Release, Step, World},
@@ -59,6 +60,8 @@ pub struct Snapshot {
     pub missing: Vec<String>,
     /// The cards.
     pub devices: Vec<DeviceView>,
+    /// Cards that were lost since the host booted and are neither back nor replaced, as they were last seen.
+    pub lost: Vec<DeviceView>,
     /// The records.
     pub claims: Vec<Record>,
     /// Claims whose records are damaged.
@@ -125,12 +128,26 @@ impl State {
         for quarantined in loaded.quarantined {
             ledger.quarantine(quarantined);
         }
-        let told = loaded.memory.cards.iter().filter(|card| !card.faults.is_empty() || card.link.is_some());
-        let health = told.map(|card| (card.stable_id.clone(), Health::remembered(&card.faults, card.link, now)));
-        let health = health.collect();
+        let mut memory = loaded.memory;
+        let unsaved = !memory.lost.is_empty() && memory.lost.boot_id != node.boot_id;
+        if unsaved {
+            memory.lost = Lost::default();
+        }
+        let told = memory.cards.iter().filter_map(|card| {
+            let is_lost = memory.lost.npus.iter().any(|npu| npu.stable_id == card.stable_id);
+            let health = if is_lost {
+                Health::remembered_lost(&card.faults, card.link, now)
+            } else if card.faults.is_empty() && card.link.is_none() {
+                return None;
+            } else {
+                Health::remembered(&card.faults, card.link, now)
+            };
+            Some((card.stable_id.clone(), health))
+        });
+        let health = told.collect();
         let why = "the API server has not said yet what it keeps".to_owned();
-        let offer = Offer { chosen: false, why, holds: loaded.memory.holds(), ..Offer::default() };
-        let mut known = Known { memory: loaded.memory, health, policy, ledger, offer, ..Known::default() };
+        let offer = Offer { chosen: false, why, holds: memory.holds(), ..Offer::default() };
+        let mut known = Known { memory, unsaved, health, policy, ledger, offer, ..Known::default() };
         if let Some(suspension) = &known.memory.suspended {
             known.offer.suspended = Some(suspension.why());
             known.offer.model = suspension.model;
@@ -197,17 +214,22 @@ impl State {
             inventory.npus().iter().map(|npu| (npu.clone(), Report::Read(npu.health()))).collect();
         if let Some(old) = &known.inventory {
             let is_in = |npu: &Npu, inventory: &Inventory| inventory.by_stable_id(&npu.stable_id).is_some();
-            let lost: Vec<_> = old.npus().iter().filter(|npu| !is_in(npu, &inventory)).cloned().collect();
-            change.notices.extend(lost.iter().map(|npu| Notice::Lost { device: npu.name.clone() }));
+            let lost = old.npus().iter().filter(|npu| !is_in(npu, &inventory));
+            change.notices.extend(lost.map(|npu| Notice::Lost { device: npu.name.clone() }));
             let found = inventory.npus().iter().filter(|npu| !is_in(npu, old));
             change.notices.extend(found.map(|npu| Notice::Found { device: npu.name.clone() }));
-            reports.extend(lost.into_iter().map(|npu| (npu, Report::Lost)));
         }
+        change.named = memory != known.memory;
+        let is_held = |card: &StableId| known.ledger.owners(card).next().is_some();
+        memory.note_lost(&self.node.boot_id, known.inventory.as_deref(), &inventory, is_held);
+        reports.extend(memory.lost.npus.iter().map(|npu| (npu.clone(), Report::Lost)));
         if memory != known.memory {
-            change.named = true;
             known.memory = memory;
             known.unsaved = true;
         }
+        // A card whose place another has taken is waited for no longer.
+        let awaited: BTreeSet<_> = reports.iter().map(|(npu, _)| npu.stable_id.clone()).collect();
+        known.health.retain(|card, health| health.condition != Condition::Lost || awaited.contains(card));
         known.inventory = Some(Arc::new(inventory));
         known.scanned_at = Some(now);
         known.report(reports, now, &mut change);
@@ -247,11 +269,12 @@ impl State {
         (change, all)
     }
 
-    /// Health of every card of the last scan, by name.
+    /// Health of every card of the last scan and of those that are lost, by name.
     pub(super) fn health_of_all(&self) -> Vec<(DeviceName, Health)> {
         let known = self.known();
         let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
-        npus.iter().filter_map(|npu| Some((npu.name.clone(), known.health.get(&npu.stable_id)?.clone()))).collect()
+        let npus = npus.iter().chain(&known.memory.lost.npus);
+        npus.filter_map(|npu| Some((npu.name.clone(), known.health.get(&npu.stable_id)?.clone()))).collect()
     }
 
     /// Judges health by another policy from the next report on.
@@ -310,12 +333,12 @@ impl State {
         Some(suspension)
     }
 
-    /// True while an operator has taken the vendor's software from us.
     /// True once the slicing model is known.
     pub(super) fn is_chosen(&self) -> bool {
         self.known().offer.chosen
     }
 
+    /// True while an operator has taken the vendor's software from us.
     pub(super) fn is_suspended(&self) -> bool {
         self.known().memory.suspended.is_some()
     }
@@ -343,14 +366,15 @@ impl State {
     pub(super) fn wants_rescan(&self) -> bool {
         let known = self.known();
         known.inventory.as_ref().is_none_or(|inventory| !inventory.missing.is_empty())
+            || !known.memory.lost.is_empty()
             || known.health.values().any(|health| health.condition == Condition::Lost)
     }
 
     /// The pool that should be published; `None` while nothing is known: then nothing is rewritten.
     pub(super) fn pool(&self, taints_kept: bool) -> Option<Pool> {
         let known = self.known();
-        let inventory = known.inventory.as_ref()?;
-        let pool = slice::wanted(&self.node.driver, &self.node.pool, inventory, &known.health, &known.offer);
+        let inventory = known.shown()?;
+        let pool = slice::wanted(&self.node.driver, &self.node.pool, &inventory, &known.health, &known.offer);
         let held = |card: &str| {
             inventory.by_name(card).is_some_and(|npu| known.ledger.owners(&npu.stable_id).next().is_some())
         };
@@ -647,15 +671,12 @@ impl State {
             }
         }
         let npus = known.inventory.as_ref().map(|inventory| inventory.npus()).unwrap_or_default();
-        let devices = npus
-            .iter()
-            .map(|npu| DeviceView {
-                npu: npu.clone(),
-                health: known.health.get(&npu.stable_id).cloned(),
-                owners: known.ledger.owners(&npu.stable_id).cloned().collect(),
-                reading: known.readings.get(&npu.stable_id).cloned(),
-            })
-            .collect();
+        let view = |npu: &Npu| DeviceView {
+            npu: npu.clone(),
+            health: known.health.get(&npu.stable_id).cloned(),
+            owners: known.ledger.owners(&npu.stable_id).cloned().collect(),
+            reading: known.readings.get(&npu.stable_id).cloned(),
+        };
         let missing = known.inventory.as_ref().map(|inventory| &inventory.missing[..]).unwrap_or_default();
         Snapshot {
             node: self.node.clone(),
@@ -668,7 +689,8 @@ impl State {
                 .map(|inventory| inventory.driver_version.clone())
                 .unwrap_or_default(),
             missing: missing.iter().map(|chip| format!("{}: {}", chip.what, chip.why)).collect(),
-            devices,
+            devices: npus.iter().map(view).collect(),
+            lost: known.memory.lost.npus.iter().map(view).collect(),
             claims: known.ledger.records().cloned().collect(),
             quarantined: known.ledger.all_quarantined().cloned().collect(),
             model: known.offer.model,
@@ -729,9 +751,18 @@ impl Known {
         seen
     }
 
+    /// The cards that are shown to the cluster: those that are there, and the lost ones on which claims live, so that
+    /// what became of these is told.
+    fn shown(&self) -> Option<Cow<'_, Inventory>> {
+        let inventory = self.inventory.as_deref()?;
+        let is_held = |npu: &&Npu| self.ledger.owners(&npu.stable_id).next().is_some();
+        let mut lost = self.memory.lost.npus.iter().filter(is_held).cloned().peekable();
+        Some(if lost.peek().is_some() { Cow::Owned(inventory.with(lost)) } else { Cow::Borrowed(inventory) })
+    }
+
     /// Health of the devices that live claims hold or look at, each once.
     fn health_of_held(&self, node: &Node) -> Vec<DeviceHealth> {
-        let Some(inventory) = &self.inventory else { return Vec::new() };
+        let Some(inventory) = self.shown() else { return Vec::new() };
         let mut list = Vec::new();
         for npu in inventory.npus() {
             if self.ledger.owners(&npu.stable_id).next().is_none() {

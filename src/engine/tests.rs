@@ -479,6 +479,76 @@ async fn a_fault_taints_the_card_and_reaches_the_health_stream_of_its_claim() {
 }
 
 #[tokio::test]
+async fn cards_are_polled_while_another_is_on_its_way_up() {
+    let bench = bench(Server::open());
+    bench.recovered().await;
+    *bench.hardware.health.lock().unwrap() = (0..8).map(|card| (card, HealthReading::default())).collect();
+    let fault = Fault::NotReady { backend: "stand-in", why: "7 of 8 chips are up".to_owned() };
+    *bench.hardware.scan.lock().unwrap() = Err(fault);
+    bench.hardware.health.lock().unwrap().insert(4, HealthReading::of(Level::Gone));
+    let scans = bench.hardware.scans.load(Ordering::SeqCst);
+    // More turns than answers may be missed.
+    eventually(|| bench.hardware.scans.load(Ordering::SeqCst) > scans + 5).await;
+    bench.hardware.health.lock().unwrap().insert(2, HealthReading::of(Level::Critical));
+    let condition = |snapshot: &Snapshot, card: usize| snapshot.devices[card].health.as_ref().map(|it| it.condition);
+    bench.until(|snapshot| condition(snapshot, 2) == Some(Condition::Tainted)).await;
+    let snapshot = bench.engine.snapshot();
+    assert_eq!([0, 4].map(|card| condition(&snapshot, card)), [Some(Condition::Ok), Some(Condition::Lost)]);
+}
+
+#[tokio::test]
+async fn a_lost_card_is_told_over_scans_and_restarts_until_it_is_back() {
+    let without = |gone: &[u32]| {
+        let chips = scan_of(3).chips.into_iter().filter(|chip| !gone.contains(&chip.physical_id)).collect();
+        Ok(Scan { chips, ..scan_of(3) })
+    };
+    let lost = |snapshot: &Snapshot| -> Vec<(String, Condition)> {
+        let told = |view: &DeviceView| (view.npu.name.to_string(), view.health.as_ref().unwrap().condition);
+        snapshot.lost.iter().map(told).collect()
+    };
+    let offered = |bench: &Bench| -> Vec<(String, bool)> {
+        let published = bench.server.published.lock().unwrap();
+        let devices = published.last().map(|pool| &pool.slices[0].devices[..]).unwrap_or_default();
+        devices.iter().map(|device| (device.name.clone(), device.taints.is_empty())).collect()
+    };
+    let row = |name: &str, open: bool| (name.to_owned(), open);
+    let gone = |name: &str| (name.to_owned(), Condition::Lost);
+
+    let first = loaded_bench(Server::open(), Ok(scan_of(3)), Loaded::default(), Arc::default());
+    first.start();
+    first.prepare(&claim(1, "npu-1")).await.unwrap();
+    *first.hardware.scan.lock().unwrap() = without(&[1, 2]);
+    first.hardware.health.lock().unwrap().extend([1, 2].map(|card| (card, HealthReading::of(Level::Gone))));
+    first.until(|snapshot| lost(snapshot) == [gone("npu-1"), gone("npu-2")]).await;
+    let held = |bench: &Bench| bench.engine.health().borrow().iter().map(|it| it.condition).collect::<Vec<_>>();
+    assert_eq!(held(&first), [Condition::Lost]);
+    // Only what a claim lives on is published on, so that the claim's pod can be evicted.
+    eventually(|| offered(&first) == [row("npu-0", true), row("npu-1", false)]).await;
+    eventually(|| first.disk.node.lock().unwrap().as_ref().is_some_and(|memory| memory.lost.npus.len() == 2)).await;
+
+    let records = first.disk.records.lock().unwrap().values().cloned().collect();
+    let memory = first.disk.node.lock().unwrap().clone().unwrap();
+    let mut other_boot = memory.clone();
+    other_boot.lost.boot_id = "earlier".to_owned();
+    let loaded = Loaded { records, memory, ..Loaded::default() };
+    let second = loaded_bench(Server::open(), without(&[1, 2]), loaded, first.disk.clone());
+    assert_eq!(lost(&second.engine.snapshot()), [gone("npu-1"), gone("npu-2")], "known before any scan");
+    second.start();
+    second.recovered().await;
+    assert_eq!((lost(&second.engine.snapshot()).len(), held(&second)), (2, vec![Condition::Lost]));
+    eventually(|| offered(&second) == [row("npu-0", true), row("npu-1", false)]).await;
+    *second.hardware.health.lock().unwrap() = (0..3).map(|card| (card, HealthReading::default())).collect();
+    *second.hardware.scan.lock().unwrap() = Ok(scan_of(3));
+    eventually(|| offered(&second) == [row("npu-0", true), row("npu-1", true), row("npu-2", true)]).await;
+    assert_eq!(lost(&second.engine.snapshot()), []);
+    eventually(|| second.disk.node.lock().unwrap().as_ref().is_some_and(|memory| memory.lost.is_empty())).await;
+
+    let loaded = Loaded { memory: other_boot, ..Loaded::default() };
+    let third = loaded_bench(Server::open(), without(&[1, 2]), loaded, Arc::default());
+    assert_eq!(lost(&third.engine.snapshot()), [], "it was taken out");
+}
+
+#[tokio::test]
 async fn where_the_server_drops_taints_a_sick_card_is_withdrawn_once_it_is_idle() {
     let server = Server::open();
     server.drops_taints.store(true, Ordering::Relaxed);

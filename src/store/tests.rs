@@ -61,7 +61,7 @@ fn memory() -> NodeMemory {
         link: Some(Link::Down),
         hold: Some(Hold { kind: HoldKind::Drain, reason: "a fan".to_owned(), since: jiff::Timestamp::UNIX_EPOCH }),
     };
-    NodeMemory { cards: vec![card], suspended: None }
+    NodeMemory { cards: vec![card], suspended: None, ..NodeMemory::default() }
 }
 
 fn open(dir: &TempDir) -> Store {

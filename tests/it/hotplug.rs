@@ -7,10 +7,14 @@ use std::{
 };
 
 use dcmi::world::{Action, DiePolicy, Fault as Planted, Profile};
+use npu_proto::admin as proto;
 use serde_json::{Value, json};
 use testkit::{
     api::{ApiServer, DeviceResult, Release},
-    kubelet::{self, Kubelet, client::Claim},
+    kubelet::{
+        self, Kubelet,
+        client::{Claim, HealthVersion, channel},
+    },
     node::{DRIVER, Daemon, NODE, Node, POOL, SOON, allocated_claim, until},
     stuck::Stuck,
 };
@@ -107,9 +111,20 @@ impl Setting {
         self.node.world().vnpus().unwrap().into_iter().map(|vnpu| vnpu.id).collect()
     }
 
+    /// What `npuctl devices` is told.
+    async fn shown(&self) -> Vec<proto::Device> {
+        let channel = channel(&self.node.admin_socket(), SOON).await.unwrap();
+        let mut client = proto::admin_client::AdminClient::new(channel);
+        client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices
+    }
+
     fn records(&self) -> usize {
         self.node.records().unwrap().len()
     }
+}
+
+fn tainted((name, uuid, _): &(String, String, bool)) -> (String, String, bool) {
+    (name.clone(), uuid.clone(), false)
 }
 
 fn names(numbers: impl IntoIterator<Item = u32>) -> Vec<String> {
@@ -152,6 +167,59 @@ async fn claims_on_a_lost_card_stay_recorded_can_be_released_and_the_card_comes_
         setting.released(claim).await;
     }
     assert_eq!(setting.node.cdi_files().unwrap(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_card_is_shown_until_it_is_back_also_over_a_restart() {
+    let mut setting = Setting::new(Profile::Ascend910B4).await;
+    setting.wait("all cards", || setting.open() == names(0..8)).await;
+    let whole = setting.devices();
+    let held = setting.whole("held", "npu-5");
+    setting.prepared(&held).await;
+    let mut stream = setting.kubelet.client(DRIVER).unwrap().watch_health(HealthVersion::V1).await.unwrap();
+    setting.lose(3);
+    setting.lose(5);
+    for name in names([3, 5]) {
+        setting.daemon.wait_log(&format!("{name} is no longer found"), SOON).await.unwrap();
+    }
+    let shown = setting.shown().await;
+    let lost = |shown: &[proto::Device]| -> Vec<(String, String, bool)> {
+        let lost = shown.iter().filter(|device| device.health.as_ref().is_some_and(|it| it.condition == "lost"));
+        lost.map(|device| (device.name.clone(), device.state.clone(), device.bus_id.is_empty())).collect()
+    };
+    let both = [3, 5].map(|number| (format!("npu-{number}"), "gone".to_owned(), false));
+    assert_eq!(lost(&shown), both);
+    // The pod of the claim hears of it, and its card stays published with a taint.
+    stream.wait_for(SOON, |list| list.len() == 1 && list[0].health == 2).await.unwrap();
+    setting.wait("the held card's taint", || setting.devices().contains(&tainted(&whole[5]))).await;
+    setting.wait("the idle card goes", || setting.devices().iter().all(|(name, ..)| name != "npu-3")).await;
+
+    setting.daemon.kill().unwrap();
+    let command = setting.node.daemon_with(BINARY, &["--enable-hard-vnpu=true", "--health-quiet=1s"]);
+    setting.daemon = setting.node.start_registered(command, &setting.kubelet).await.unwrap();
+    assert_eq!(lost(&setting.shown().await), both);
+    setting.give_back(3);
+    setting.give_back(5);
+    setting.wait("all cards again", || setting.devices() == whole).await;
+    assert_eq!(lost(&setting.shown().await), []);
+    setting.released(&held).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_that_comes_after_a_complete_scan_is_found() {
+    for backend in ["dcmi", "sysfs"] {
+        let mut node = Node::new(Profile::Ascend910B4).unwrap();
+        node.world().drop_chip(6).unwrap();
+        node.sync_host().unwrap();
+        let api = node.start_api(Release::V1_36).await.unwrap();
+        let kubelet = node.start_kubelet().unwrap();
+        let flags = [&format!("--backend={backend}")[..], "--health-quiet=1s"];
+        let daemon = node.start_registered(node.daemon_with(BINARY, &flags), &kubelet).await.unwrap();
+        let setting = Setting { daemon, kubelet, api, node };
+        setting.wait("seven cards", || setting.open() == names([0, 1, 2, 3, 4, 5, 7])).await;
+        setting.give_back(6);
+        setting.wait("the eighth", || setting.open() == names(0..8)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -97,7 +97,7 @@ fn memory(cards: u8) -> NodeMemory {
             hold: None,
         }
     };
-    NodeMemory { cards: (0..cards).map(card).collect(), suspended: None }
+    NodeMemory { cards: (0..cards).map(card).collect(), suspended: None, ..NodeMemory::default() }
 }
 
 fn write(disk: &Disk, name: &str, boot: &str) -> Outcome {

@@ -39,7 +39,10 @@ use std::{
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -176,6 +179,8 @@ struct Shared {
     link: Mutex<Option<UnixStream>>,
     /// Events of the library, on their way to whoever reads them.
     alarms: Alarms,
+    /// True once a health poll saw chips on the bus that the last scan did not.
+    outdated: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -196,6 +201,7 @@ impl Shared {
             }),
             link: Mutex::default(),
             alarms: Alarms::default(),
+            outdated: AtomicBool::new(false),
         }
     }
 
@@ -343,6 +349,10 @@ impl Backend for Dcmi {
 
     fn health(&self) -> BoxFuture<'_, Result<BTreeMap<u32, HealthReading>, Fault>> {
         self.ask(Work::Health).boxed()
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.shared.outdated.load(Ordering::Relaxed)
     }
 
     fn alarms(&self) -> BoxStream<'static, Alarm> {

@@ -14,7 +14,7 @@ use std::{
         unix::{net::UnixStream, process::ExitStatusExt as _},
     },
     process::{Child, Command, ExitStatus, Stdio},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -116,6 +116,8 @@ pub(super) struct Session {
     /// A worker that was killed and does not end.
     ending: Option<Box<dyn Process>>,
     snapshot: Option<Snapshot>,
+    /// What was on the bus at the last scan.
+    bus: pci::Bus,
     trouble: Option<Trouble>,
     /// The last fault codes that could be read, by physical id.
     pub(super) codes: BTreeMap<u32, Vec<u32>>,
@@ -144,6 +146,7 @@ impl Session {
             worker: None,
             ending: None,
             snapshot: None,
+            bus: pci::Bus::default(),
             trouble: None,
             codes: BTreeMap::new(),
             lacks: HashSet::new(),
@@ -405,7 +408,9 @@ impl Session {
         {
             return Err(fault.clone());
         }
-        let functions = pci::functions(&self.settings.host_root).unwrap_or_default();
+        let functions;
+        (self.bus, functions) = pci::Bus::read(&self.settings.host_root).unwrap_or_default();
+        self.shared.outdated.store(false, Ordering::Relaxed);
         if self.outdated(&functions) {
             self.retire();
         }
@@ -616,6 +621,10 @@ impl Session {
             self.scan()?;
         }
         self.subscribe()?;
+        if self.bus.has_more(&self.settings.host_root) {
+            info!("chips have come to the bus; the cards are read again");
+            self.shared.outdated.store(true, Ordering::Relaxed);
+        }
         let Some(Snapshot { seats, presence, .. }) = &self.snapshot else { return Ok(BTreeMap::new()) };
         let (seats, presence) = (seats.clone(), presence.clone());
         let mut readings = BTreeMap::new();

@@ -187,6 +187,15 @@ impl Health {
         health
     }
 
+    /// The same for a card that was lost when the daemon ended.
+    #[must_use]
+    pub fn remembered_lost(faults: &[FaultMemory], link: Option<Link>, now: Timestamp) -> Self {
+        let mut health = Self::remembered(faults, link, now);
+        health.reading = HealthReading::of(Level::Gone);
+        health.condition = Condition::Lost;
+        health
+    }
+
     /// One step: what a report and the passing of time make of the old state.
     #[must_use]
     pub fn step(old: Option<&Self>, report: &Report, policy: &Policy, now: Timestamp) -> Self {
@@ -239,6 +248,8 @@ impl Health {
                 if reading.partial && reading.level != Level::Ok {
                     self.reading.codes.extend(before.codes);
                 }
+                // A link that is not told has not recovered for that.
+                self.reading.link = reading.link.or(before.link);
             }
             Report::Event(event) => {
                 let codes = &mut self.reading.codes;

@@ -220,6 +220,16 @@ fn every_transition_is_as_the_table_says() {
             vec![(0, link(Link::Down), Tainted), (5, link(Link::Up), Tainted), (65, link(Link::Up), Ok)],
         ),
         (
+            "a link that is not told has not recovered",
+            Policy { table: Table { link_taints: true, ..Table::default() }, ..policy() },
+            vec![
+                (0, link(Link::Down), Tainted),
+                (5, well(), Tainted),
+                (500, well(), Tainted),
+                (501, link(Link::Up), Tainted),
+            ],
+        ),
+        (
             "a clock that jumps back makes nothing last longer",
             policy(),
             vec![
@@ -447,8 +457,11 @@ proptest! {
     fn a_recovered_card_is_usable_after_the_quiet_time(policy in any_policy(), walk_of in any_walk(), back in 0..2_000_i64) {
         let mut state = walk(&policy, &walk_of).pop().unwrap();
         let start = (walk_of.last().unwrap().0 - back).max(0);
+        // A link that was down is not up for not being told of.
+        let is_down = state.reading.link == Some(Link::Down);
+        let good = HealthReading { link: is_down.then_some(Link::Up), ..HealthReading::default() };
         for second in (0..=QUIET).step_by(5) {
-            state = Health::step(Some(&state), &well(), &policy, at(start + second));
+            state = Health::step(Some(&state), &Report::Read(good.clone()), &policy, at(start + second));
         }
         prop_assert_eq!(state.condition, Condition::Ok);
         prop_assert!(state.faults.is_empty() && state.memory().is_empty());
