@@ -100,6 +100,7 @@ fn snapshot() -> Snapshot {
         recovered: true,
         driver_version: "24.1.0".to_owned(),
         missing: Vec::new(),
+        problem: None,
         devices: devices.collect(),
         lost: Vec::new(),
         claims: vec![held.clone()],
@@ -305,6 +306,19 @@ async fn status_names_what_a_human_should_look_at() {
     );
     let counts = status.claims.unwrap();
     assert_eq!((counts.prepared, counts.quarantined), (1, 1));
+    running.change(|snapshot| {
+        snapshot.problem = Some("node.json was damaged once; it is in /x".to_owned());
+        let mut lost = snapshot.devices.remove(2);
+        lost.health = Some(health(HealthReading::of(Level::Gone)));
+        snapshot.lost.push(lost);
+    });
+    let status = running.client.status(proto::StatusRequest {}).await.unwrap().into_inner();
+    let points: Vec<_> = status.attention.iter().map(|point| format!("{}: {}", point.subject, point.text)).collect();
+    assert!(points[0].starts_with("node: node.json was damaged once; it is in /x. Drains"), "{points:?}");
+    assert!(points[2].starts_with("npu-2: health lost"), "{points:?}");
+    let devices = running.client.devices(proto::DevicesRequest {}).await.unwrap().into_inner().devices;
+    assert_eq!((devices[2].name.as_str(), devices[2].state.as_str()), ("npu-2", "gone"));
+    assert_eq!(status.backend.unwrap().devices, 2, "those that are there");
     assert!(status.kubelet.unwrap().registered);
 }
 

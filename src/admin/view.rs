@@ -458,8 +458,17 @@ fn attention(snapshot: &Snapshot, kubelet: &Kubelet, cluster: &Cluster) -> Vec<p
     let point =
         |subject: &str, text: String, since_ms| proto::Attention { subject: subject.to_owned(), text, since_ms };
     let mut all = Vec::new();
+    if let Some(problem) = &snapshot.problem {
+        let text = format!(
+            "{problem}. Drains, cordons and a suspension of before are forgotten: make them again, then remove that file \
+             and restart the daemon"
+        );
+        all.push(point("node", text, None));
+    }
     let backend = &snapshot.backend;
-    if backend.severity != Severity::Info {
+    // A backend that works but misses chips: they are told one by one.
+    let works = backend.state == "ready" && !snapshot.missing.is_empty();
+    if backend.severity != Severity::Info && !works {
         let colon = if backend.detail.is_empty() { "" } else { ": " };
         all.push(point("backend", format!("{}{colon}{}", backend.state, backend.detail), None));
     }

@@ -171,7 +171,7 @@ fn open(settings: &Settings, adopted: Option<UnixListener>) -> Result<Opened, Fa
     let store = Store::open(&settings.state_dir, wait)?;
     let loaded = store.load()?;
     if let Some(problem) = &loaded.node_problem {
-        warn!(problem, "the node's memory of its cards was damaged; names come from the records");
+        warn!(problem, "the node's memory was damaged: drains, cordons and a suspension are forgotten");
     }
     for path in &loaded.strangers {
         warn!(path = %path.display(), "a file that is no record is left alone");
@@ -189,7 +189,12 @@ fn open(settings: &Settings, adopted: Option<UnixListener>) -> Result<Opened, Fa
     })?;
     let path = settings.host_root.join("proc/sys/kernel/random/boot_id");
     let boot_id = std::fs::read_to_string(&path).map_err(|source| Failure::BootId { path, source })?;
-    let loaded = engine::Loaded { records: loaded.records, quarantined: loaded.quarantined, memory: loaded.node };
+    let loaded = engine::Loaded {
+        records: loaded.records,
+        quarantined: loaded.quarantined,
+        memory: loaded.node,
+        problem: loaded.node_problem,
+    };
     Ok(Opened { files: Files { store, cdi }, loaded, boot_id: boot_id.trim().to_owned(), adopted })
 }
 

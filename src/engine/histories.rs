@@ -334,7 +334,7 @@ impl Story {
             backend: Arc::new(hand),
             disk: Arc::new(Desk { paper: paper.clone(), life: life.clone(), broken }),
             api: Arc::new(Window(bookings.clone())),
-            loaded: Loaded { records, quarantined: Vec::new(), memory },
+            loaded: Loaded { records, quarantined: Vec::new(), memory, problem: None },
             timing: Timing {
                 health_interval: Duration::from_millis(1),
                 rescan: tick,

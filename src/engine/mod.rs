@@ -81,6 +81,8 @@ pub struct Loaded {
     pub quarantined: Vec<Quarantined>,
     /// What the node remembers of its cards.
     pub memory: NodeMemory,
+    /// Why that may be less than was once remembered.
+    pub problem: Option<String>,
 }
 
 /// How often and how long.

@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub driver_version: String,
     /// Chips that the node has but that could not be read, with the reason.
     pub missing: Vec<String>,
+    /// Why the node may remember less than it once did.
+    pub problem: Option<String>,
     /// The cards.
     pub devices: Vec<DeviceView>,
     /// Cards that were lost since the host booted and are neither back nor replaced, as they were last seen.
@@ -83,6 +85,8 @@ struct Known {
     inventory: Option<Arc<Inventory>>,
     scanned_at: Option<Timestamp>,
     memory: NodeMemory,
+    /// Why that may be less than was once remembered.
+    problem: Option<String>,
     /// True while `memory` is newer than what is on disk.
     unsaved: bool,
     health: HealthMap,
@@ -147,7 +151,8 @@ impl State {
         let health = told.collect();
         let why = "the API server has not said yet what it keeps".to_owned();
         let offer = Offer { chosen: false, why, holds: memory.holds(), ..Offer::default() };
-        let mut known = Known { memory, unsaved, health, policy, ledger, offer, ..Known::default() };
+        let problem = loaded.problem;
+        let mut known = Known { memory, problem, unsaved, health, policy, ledger, offer, ..Known::default() };
         if let Some(suspension) = &known.memory.suspended {
             known.offer.suspended = Some(suspension.why());
             known.offer.model = suspension.model;
@@ -688,6 +693,7 @@ impl State {
                 .as_ref()
                 .map(|inventory| inventory.driver_version.clone())
                 .unwrap_or_default(),
+            problem: known.problem.clone(),
             missing: missing.iter().map(|chip| format!("{}: {}", chip.what, chip.why)).collect(),
             devices: npus.iter().map(view).collect(),
             lost: known.memory.lost.npus.iter().map(view).collect(),

@@ -592,7 +592,12 @@ async fn recovery_makes_records_and_files_agree() {
     disk.files.lock().unwrap().remove(&uid(1));
     disk.records.lock().unwrap().remove(&uid(2));
     let quarantined = Quarantined { uid: uid(3), why: "its checksum is wrong".to_owned(), path: String::new() };
-    let loaded = Loaded { records: vec![records.remove(&uid(1)).unwrap()], quarantined: vec![quarantined], memory };
+    let loaded = Loaded {
+        records: vec![records.remove(&uid(1)).unwrap()],
+        quarantined: vec![quarantined],
+        memory,
+        problem: None,
+    };
     let second = loaded_bench(Server::open(), Ok(scan_of(8)), loaded, disk);
     second.start();
     second.recovered().await;
@@ -620,7 +625,12 @@ async fn a_recovery_that_a_full_disk_stopped_goes_on_when_there_is_space() {
     disk.failing.lock().unwrap().extend(["writing the record", "writing the CDI file"]);
     let quarantined = Quarantined { uid: uid(2), why: "its checksum is wrong".to_owned(), path: String::new() };
     let memory = disk.node.lock().unwrap().clone().unwrap();
-    let loaded = Loaded { records: vec![records.remove(&uid(1)).unwrap()], quarantined: vec![quarantined], memory };
+    let loaded = Loaded {
+        records: vec![records.remove(&uid(1)).unwrap()],
+        quarantined: vec![quarantined],
+        memory,
+        problem: None,
+    };
     let second = loaded_bench(Server::open(), Ok(scan_of(8)), loaded, disk);
     second.start();
     second.recovered().await;

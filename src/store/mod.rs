@@ -113,7 +113,7 @@ pub struct Loaded {
     pub quarantined: Vec<Quarantined>,
     /// The node's memory; where `node.json` is absent or damaged, what the records tell of it.
     pub node: NodeMemory,
-    /// What is wrong with `node.json`, and where it was put.
+    /// What was wrong with `node.json`, and where it was put; told as long as it is there.
     pub node_problem: Option<String>,
     /// Files in the directory of records that cannot be anybody's: no UID could have that name. Left alone.
     pub strangers: Vec<PathBuf>,
@@ -167,6 +167,9 @@ impl Store {
                 Ok(()) => *why = format!("{why}; it was moved to {}", aside.display()),
                 Err(error) => tracing::warn!(%error, "a damaged node.json stays where it is"),
             }
+        } else if paths.damaged_node().exists() {
+            scan.node_problem =
+                Some(format!("node.json was damaged once; it is in {}", paths.damaged_node().display()));
         }
         for uid in scan.good.keys().filter(|uid| scan.aside.contains(*uid)) {
             // The record was rewritten, and a crash came before its damaged one was removed.

@@ -312,8 +312,10 @@ fn a_damaged_node_memory_is_set_aside_and_held_cards_keep_their_names() {
     assert_eq!(loaded.node.cards[0].name.as_str(), "npu-4");
     assert_eq!(loaded.node.cards[0].stable_id, record(4).devices[0].stable_id);
     let again = store.load().unwrap();
-    assert!(again.node_problem.is_none(), "said once");
+    assert!(again.node_problem.unwrap().contains("node.json.damaged"), "until somebody has taken it away");
     assert_eq!(again.node, loaded.node);
+    fs::remove_file(store.paths.damaged_node()).unwrap();
+    assert!(store.load().unwrap().node_problem.is_none());
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl Budgets {
         };
         let figure = self.figures.get(&row.name);
         let (word, notes) = match (figure, limit, &row.since, &row.why) {
-            (None, _, Some(since), Some(why)) => (format!("not yet: {since}"), why.clone()),
+            (None, _, Some(since), Some(why)) => (format!("see {since}"), why.clone()),
             (Some(figure), Some(limit), ..) => {
                 let good = if row.most.is_some() { figure.value <= limit } else { figure.value >= limit };
                 verdict.over += usize::from(!good);

@@ -705,7 +705,7 @@ fn join_missing(scan: &mut Scan, functions: &[pci::Function]) {
     if why.is_empty() {
         why.push("the vendor library does not list it".to_owned());
     }
-    let why = why.join("; ");
+    let why = if absent.len() > 1 && why.len() > 1 { format!("one of: {}", why.join("; ")) } else { why.join("; ") };
     scan.missing = absent.into_iter().map(|what| MissingChip { what, why: why.clone() }).collect();
 }
 
