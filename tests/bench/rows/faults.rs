@@ -65,7 +65,7 @@ pub(crate) async fn faults(run: &mut Run) -> anyhow::Result<()> {
     let writes = stage.api.writes_since(start);
     let slices = writes.iter().filter(|write| write.path.contains("resourceslices")).count();
     // Each card becomes tainted once, and once is no longer.
-    let ratio = f64::from(u32::try_from(slices)?) / f64::from(2 * FLAPPING);
+    let ratio = f64::from(u32::try_from(writes.len())?) / f64::from(2 * FLAPPING);
     let note = format!(
         "{slices} slice writes and {} of Events for {sent} events in {:.0} s",
         writes.len() - slices,

@@ -34,7 +34,11 @@ fn registration(stage: &Stage) -> anyhow::Result<()> {
     ensure!(status["kubelet"]["registered"] == true, "{status}");
     let devices = stage.devices()?;
     let card = devices.iter().find(|device| device["name"] == "npu-0").context("there is no npu-0")?;
-    ensure!(card["attributes"]["chipName"]["string"] == "910B4", "{card}");
+    let attributes = &card["attributes"];
+    ensure!(attributes["chipName"]["string"] == "910B4", "{card}");
+    let is_number = |name: &str| attributes[name]["int"].is_i64();
+    ensure!(is_number("numaNode") && attributes["physicalId"]["int"] == 0, "{card}");
+    ensure!(attributes["topologyGroup"]["string"].as_str().is_some_and(|group| group.starts_with("ring-")), "{card}");
     ensure!(card["capacity"]["memCapacity"]["value"] == "32Gi", "{card}");
     let metrics = stage.api().get("/api/v1/nodes/node1/proxy/metrics")?;
     ensure!(metrics.as_str().is_some_and(|text| text.contains("dra_")), "kubelet has no metrics of DRA");
