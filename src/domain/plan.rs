@@ -534,8 +534,8 @@ fn check_card(
             return Err(Refusal::OnHold { claim: claim.clone(), device, hold: hold.clone(), taint: taint.key });
         }
     }
-    if let Some(why) = world.offer.closed(&npu.stable_id) {
-        return Err(Refusal::Closed { claim: claim.clone(), device, why: why.clone() });
+    if let Some(why) = world.offer.closed(npu) {
+        return Err(Refusal::Closed { claim: claim.clone(), device, why });
     }
     Ok(())
 }

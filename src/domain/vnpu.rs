@@ -201,6 +201,25 @@ pub enum NotSliceable {
     },
 }
 
+/// Why an empty chip cannot be cut into templates that are named.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// The chip has no such template.
+    #[error("asks for {template}, which the chip does not have; it has {known}")]
+    Unknown {
+        /// The first that it lacks.
+        template: String,
+        /// All that it has.
+        known: String,
+    },
+    /// They do not fit beside each other.
+    #[error("asks for {wanted}, which is more than the chip has")]
+    TooMuch {
+        /// All that were named.
+        wanted: Mix,
+    },
+}
+
 /// A row of a set: name, parts of the chip (`1/n`), AI cores, AI CPUs, plain.
 type Row = (&'static str, u64, u32, u32, bool);
 
@@ -241,6 +260,14 @@ const BINS: [Bin; 3] = [
         ],
     },
 ];
+
+/// The names of all templates of all chips, sorted.
+pub fn template_names() -> Vec<&'static str> {
+    let mut names: Vec<_> = BINS.iter().flat_map(|bin| bin.rows).map(|row| row.0).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
 
 /// Most vNPUs on one chip, whatever their size.
 pub const VNPUS_MAX: usize = 16;
@@ -343,6 +370,20 @@ impl Sliceable {
         templates
     }
 
+    /// Checks that the chip, while nothing is on it, can be cut into all of these at once.
+    pub fn check(&self, names: &[String]) -> Result<(), Misfit> {
+        if let Some(name) = names.iter().find(|name| self.template(name).is_none()) {
+            return Err(Misfit::Unknown { template: name.clone(), known: self.names() });
+        }
+        let mut templates = names.iter().filter_map(|name| self.template(name));
+        if templates.try_fold(self.empty(), Room::after).is_some() {
+            return Ok(());
+        }
+        let count = |template: &Template| names.iter().filter(|name| *name == template.name).count();
+        let counts = self.templates.iter().map(|template| (template.name, count(template)));
+        Err(Misfit::TooMuch { wanted: Mix(counts.filter(|(_, count)| *count > 0).collect()) })
+    }
+
     /// What is left of the chip beside the vNPUs that were read; `None` if they take more than it has.
     pub fn room(&self, reading: &CardReading) -> Option<Room> {
         let templates =
@@ -414,6 +455,28 @@ mod tests {
         assert_eq!(names(0x32, 64, 20), ["vir05_1c_16g", "vir10_3c_32g"]);
         assert_eq!(names(0x3e, 64, 20), ["vir05_1c_16g", "vir10_3c_32g"]);
         assert_eq!(names(0x28, 32, 20), ["vir05_1c_8g", "vir10_3c_16g", "vir10_3c_16g_nm", "vir10_4c_16g_m"]);
+    }
+
+    #[test]
+    fn what_a_chip_is_to_be_cut_into_fits_it_as_a_whole() {
+        let chip = sliceable(0x28, 32, 20);
+        let check = |names: &str| {
+            let names: Vec<_> = names.split('+').map(str::to_owned).collect();
+            chip.check(&names).map_err(|why| why.to_string()).err().unwrap_or_default()
+        };
+        let fits = ["vir10_3c_16g+vir05_1c_8g+vir05_1c_8g", "vir10_3c_16g+vir10_3c_16g", "vir05_1c_8g"];
+        assert_eq!(fits.map(check), [""; 3]);
+        assert_eq!(
+            check("vir05_1c_8g+vir10_3c_16g+vir10_3c_16g"),
+            "asks for 1 x vir05_1c_8g + 2 x vir10_3c_16g, which is more than the chip has"
+        );
+        assert!(check("vir10_4c_16g_m+vir10_4c_16g_m").contains("more than the chip has"), "8 of 7 AI CPUs");
+        assert_eq!(
+            check("vir10_3c_16g+vir12_3c_32g"),
+            "asks for vir12_3c_32g, which the chip does not have; \
+             it has vir05_1c_8g, vir10_3c_16g, vir10_3c_16g_nm, vir10_4c_16g_m"
+        );
+        assert!(template_names().contains(&"vir12_3c_32g") && !template_names().contains(&"vir99"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
     domain::{
         health::{Alarm, Report},
         model::{self, Choice, Kept, Model},
+        names::DeviceName,
         notice::{Notice, Severity},
         slice::Offer,
     },
@@ -39,6 +40,7 @@ pub(super) async fn run(core: &Arc<Core>, shutdown: CancellationToken, pulse: im
         choice: None,
         kept: Kept::default(),
         unread: BTreeMap::new(),
+        misfits: BTreeMap::new(),
     };
     let mut kept = core.api.kept();
     let alarms = listen(core);
@@ -140,6 +142,8 @@ struct Turn {
     kept: Kept,
     /// Why cards cannot be read, by physical id: each reason is said once.
     unread: BTreeMap<u32, Fault>,
+    /// What of the static layout cannot be had, by card name: each reason is said once.
+    misfits: BTreeMap<String, String>,
 }
 
 impl Turn {
@@ -197,6 +201,13 @@ impl Turn {
 
     async fn show(&mut self, core: &Arc<Core>) {
         self.choose(core).await;
+        let misfits = core.state.misfits();
+        for (card, why) in misfits.iter().filter(|(card, why)| self.misfits.get(*card) != Some(*why)) {
+            if let Ok(device) = DeviceName::new(card.as_str()) {
+                core.outbox.say(&Notice::Closed { device, why: Some(why.clone()) });
+            }
+        }
+        self.misfits = misfits;
         publish(core);
     }
 

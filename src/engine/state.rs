@@ -72,7 +72,7 @@ pub struct Snapshot {
     pub model: Model,
     /// Why it is no better model; empty if it is the best.
     pub slicing: String,
-    /// Why cards take no new claims, by name.
+    /// Why cards take no new claims, by name; also names of the static layout that no card has.
     pub closed: BTreeMap<String, String>,
     /// Cards that an operator keeps claims from, those that are not found too.
     pub holds: BTreeMap<StableId, Hold>,
@@ -391,6 +391,11 @@ impl State {
         self.known().offer.clone()
     }
 
+    /// What of the static layout cannot be had, by card name.
+    pub(super) fn misfits(&self) -> BTreeMap<String, String> {
+        self.known().misfits()
+    }
+
     /// Changes how the cards are offered; what closes cards is not touched.
     pub(super) fn set_offer(&self, offer: Offer) {
         let mut known = self.known();
@@ -701,9 +706,10 @@ impl State {
             quarantined: known.ledger.all_quarantined().cloned().collect(),
             model: known.offer.model,
             slicing: known.offer.why.clone(),
-            closed: npus
-                .iter()
-                .filter_map(|npu| Some((npu.name.to_string(), known.offer.closed(&npu.stable_id)?.clone())))
+            closed: known
+                .misfits()
+                .into_iter()
+                .chain(npus.iter().filter_map(|npu| Some((npu.name.to_string(), known.offer.closed(npu)?))))
                 .collect(),
             holds: known.offer.holds.clone(),
             quiet: known.policy.quiet,
@@ -712,6 +718,10 @@ impl State {
 }
 
 impl Known {
+    fn misfits(&self) -> BTreeMap<String, String> {
+        self.inventory.as_ref().map(|inventory| self.offer.misfits(inventory)).unwrap_or_default()
+    }
+
     fn world<'a>(
         &'a self,
         node: &'a Node,

@@ -255,6 +255,58 @@ async fn a_hangup_changes_the_static_layout_but_not_under_a_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_layout_that_a_card_cannot_have_closes_it_and_one_that_no_card_can_have_is_refused() {
+    let mut node = Node::new(Profile::Ascend910B4).unwrap();
+    let config = node.dir().join("npu-dra.toml");
+    let layout = |layout: &str| {
+        fs::write(&config, format!("slicing.model = \"static\"\n\nslicing.layout = \"{layout}\"\n")).unwrap();
+    };
+    layout("npu-0=vir10_3c_16g; npu-1=vir10_3c_16g+vir10_3c_16g+vir10_3c_16g; npu-2=vir12_3c_32g; npu-77=vir05_1c_8g");
+    let api = node.start_api(Release::V1_36).await.unwrap();
+    for class in [shipped("deviceclass.yaml"), shipped("deviceclass-templates.yaml")].concat() {
+        api.create(GROUP, "deviceclasses", "", &class).unwrap();
+    }
+    let kubelet = node.start_kubelet().unwrap();
+    let command = node.daemon_with(BINARY, &["--enable-hard-vnpu=true"]);
+    let daemon = node.start_registered(command, &kubelet).await.unwrap();
+    let setting = Setting { daemon, kubelet, api, node };
+    assert_eq!(setting.published("vnpu").await, ["npu-0-vir10-3c-16g-0"]);
+    let slices = setting.api.slices(DRIVER, NODE);
+    let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+    let closed = devices.filter(|device| device["taints"][0]["key"] == "npu.huawei.com/closed");
+    assert_eq!(closed.map(|device| device["name"].clone()).collect::<Vec<_>>(), ["npu-1", "npu-2"]);
+    for line in [
+        "npu-1 takes no new claims: slicing.layout asks for 3 x vir10_3c_16g, which is more than the chip has",
+        "npu-2 takes no new claims: slicing.layout asks for vir12_3c_32g, which the chip does not have; it has vir05",
+        "npu-77 takes no new claims: slicing.layout names it, but no such card is there",
+    ] {
+        setting.daemon.wait_log(line, SOON).await.unwrap();
+    }
+    let (part, _) = setting.prepared(setting.claim("part", "vir10-3c-16g.npu.huawei.com", None)).await;
+    let refused = setting.claim("more", "vir10-3c-16g.npu.huawei.com", None).unwrap_err();
+    assert!(refused.contains("no free device"), "{refused}");
+    let (whole, device) = setting.prepared(setting.claim("whole", DRIVER, None)).await;
+    assert_eq!(device, "npu-3", "a closed card was given whole");
+    setting.release(&part).await;
+    setting.release(&whole).await;
+
+    layout("npu-0=vir99");
+    setting.daemon.signal(Signal::SIGHUP).unwrap();
+    setting.daemon.wait_log("npu-dra.toml:3: slicing.layout = \"npu-0=vir99\" is not valid", SOON).await.unwrap();
+    assert_eq!(setting.published("vnpu").await, ["npu-0-vir10-3c-16g-0"], "the settings before it stay in force");
+    layout("npu-0=vir10_3c_16g; npu-1=vir10_3c_16g+vir10_3c_16g");
+    setting.daemon.signal(Signal::SIGHUP).unwrap();
+    let open = |state: State<'_>| {
+        let slices = state.slices(DRIVER, NODE);
+        let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+        devices.clone().count() == 9 && devices.into_iter().all(|device| device["taints"][0].is_null())
+    };
+    setting.api.wait_until(open, SOON).await.unwrap();
+    assert_eq!(setting.daemon.log().matches("npu-1 takes no new claims").count(), 1, "said once");
+    setting.assert_nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_static_layout_needs_no_gate() {
     let layout = "--slicing-layout=npu-2=vir10_3c_16g+vir05_1c_8g";
     let setting = Setting::new(Release::V1_34, &[], &[layout]).await;

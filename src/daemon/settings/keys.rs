@@ -217,7 +217,8 @@ pub(super) const SLICING_LAYOUT: Key =
     key("slicing.layout", Kind::Text, "", "For the static model: what each card is cut into")
         .more(
             "For example \"npu-0=vir10_3c_16g+vir05_1c_8g; npu-1=vir10_3c_16g\". Cards that are not named \
-             are offered whole. Read again at SIGHUP; a card is laid out anew once no claim holds any of it.",
+             are offered whole; one that cannot be cut as named takes no new claims, and npuctl status says why. Read \
+             again at SIGHUP; a card is laid out anew once no claim holds any of it.",
         )
         .flag("slicing-layout");
 pub(super) const SLICING_REPLAY_WAIT: Key = key(

@@ -31,6 +31,7 @@ use crate::{
         health::{InvalidEntry, Policy, Table},
         model::{Model, Wish},
         names::{DriverName, InstanceId, NodeName, PoolName, SOCKET_PATH_MAX, is_dns_label},
+        vnpu,
     },
 };
 
@@ -342,6 +343,11 @@ fn layout(inputs: &Inputs) -> Result<BTreeMap<String, Vec<String>>, SettingsErro
             Some((card, templates))
                 if is_dns_label(&card) && templates.iter().all(|name| name.starts_with("vir") && name.len() < 32) =>
             {
+                let known = vnpu::template_names();
+                if let Some(name) = templates.iter().find(|name| !known.contains(&name.as_str())) {
+                    let allowed = format!("one of {} in the place of {name}", known.join(", "));
+                    return Err(inputs.refuse(&keys::SLICING_LAYOUT, allowed));
+                }
                 if layout.insert(card, templates).is_some() {
                     return Err(inputs.refuse(&keys::SLICING_LAYOUT, "each card once"));
                 }

@@ -165,7 +165,13 @@ fn errors_name_file_line_key_and_what_is_allowed() {
         ("slicing.model = \"mig\"\n", "allowed is auto, consumable, partitionable, static, off"),
         ("slicing.layout = \"npu-0\"\n", "allowed is cards and their templates"),
         ("slicing.layout = \"npu-0=big\"\n", "allowed is cards and their templates"),
-        ("slicing.layout = \"npu-0=vir01;npu-0=vir02\"\n", "allowed is each card once"),
+        ("slicing.layout = \"npu-0=vir05_1c_8g;npu-0=vir10_3c_16g\"\n", "allowed is each card once"),
+        (
+            "\nslicing.layout = \"npu-0=vir05_1c_8g; npu-2=vir10_3c_16g+vir99\"\n",
+            "/npu-dra.toml:2: slicing.layout = \"npu-0=vir05_1c_8g; npu-2=vir10_3c_16g+vir99\" is not valid; allowed is \
+             one of vir05_1c_16g, vir05_1c_8g, vir06_1c_16g, vir10_3c_16g, vir10_3c_16g_nm, vir10_3c_32g, \
+             vir10_4c_16g_m, vir12_3c_32g in the place of vir99",
+        ),
         ("backend = \"cuda\"\n", "backend = \"cuda\" is not valid; allowed is auto, dcmi, sysfs, example"),
         (
             "device-profile = \"gpu\"\nbackend = \"dcmi\"\n",

@@ -164,8 +164,28 @@ pub struct Offer {
 
 impl Offer {
     /// Why a card takes no new claims.
-    pub fn closed(&self, card: &StableId) -> Option<&String> {
-        self.suspended.as_ref().or(self.rival.as_ref()).or_else(|| self.closed.get(card))
+    pub fn closed(&self, npu: &Npu) -> Option<String> {
+        let told = self.suspended.as_ref().or(self.rival.as_ref()).or_else(|| self.closed.get(&npu.stable_id));
+        told.cloned().or_else(|| self.misfit(npu))
+    }
+
+    /// Why a card cannot be cut as the layout says; `None` if it can be, or is not in it.
+    fn misfit(&self, npu: &Npu) -> Option<String> {
+        let names = self.layout.get(npu.name.as_str()).filter(|_| self.model == Model::Static)?;
+        match sliceable(npu) {
+            Ok(sliceable) => sliceable.check(names).err().map(|why| format!("slicing.layout {why}")),
+            Err(why) => Some(format!("slicing.layout cuts it, but {why}")),
+        }
+    }
+
+    /// What of the layout cannot be had, by card name: cards that it does not fit, and names that no card has.
+    pub fn misfits(&self, inventory: &Inventory) -> BTreeMap<String, String> {
+        let absent = |card: &String| match inventory.by_name(card) {
+            Some(npu) => self.misfit(npu),
+            None => Some("slicing.layout names it, but no such card is there".to_owned()),
+        };
+        let cards = self.layout.keys().filter(|_| self.model == Model::Static);
+        cards.filter_map(|card| Some((card.clone(), absent(card)?))).collect()
     }
 }
 
@@ -195,11 +215,11 @@ pub struct Part {
     pub template: Template,
 }
 
-/// The slots of a card, small to large: as many of each template as fit an empty card, or those of the layout.
+/// The slots of a card, small to large: as many of each template as fit an empty card, or those of a layout that fits it.
 ///
 /// A slot is no place on the card: any slot of a template is as good as another.
 pub fn parts(offer: &Offer, npu: &Npu) -> Vec<Part> {
-    parts_of(offer, offer.model, npu)
+    if offer.misfit(npu).is_some() { Vec::new() } else { parts_of(offer, offer.model, npu) }
 }
 
 /// The slots that any model could have published, so that an allocation of an earlier one is understood.
@@ -322,7 +342,8 @@ impl Writer<'_> {
         devices
     }
 
-    /// The parts of a card's layout, or the whole card if it has none.
+    /// The parts of a card's layout, or the whole card if it has none. One that its layout does not fit is shown whole and
+    /// closed.
     fn laid_out(&self, npu: &Npu) -> Vec<Device> {
         let parts = parts(self.offer, npu);
         if parts.is_empty() { self.whole(npu) } else { parts.iter().map(|part| self.part(npu, part)).collect() }
@@ -402,8 +423,8 @@ impl Writer<'_> {
     fn taints(&self, npu: &Npu) -> Vec<Taint> {
         let health = self.health.get(&npu.stable_id);
         let mut taints: Vec<_> = health.and_then(|health| health_taint(self.driver, health)).into_iter().collect();
-        if let Some(why) = self.offer.closed(&npu.stable_id) {
-            taints.push(closed_taint(self.driver, why));
+        if let Some(why) = self.offer.closed(npu) {
+            taints.push(closed_taint(self.driver, &why));
         }
         taints.extend(self.offer.holds.get(&npu.stable_id).map(|hold| hold_taint(self.driver, hold)));
         taints
@@ -734,6 +755,46 @@ mod tests {
             ["npu-0-vir05-1c-8g-0", "npu-0-vir05-1c-8g-1", "npu-0-vir10-3c-16g-0", "npu-1"]
         );
         assert!(pool.slices[0].devices.iter().all(|device| device.consumes.is_none() && !device.shared));
+    }
+
+    #[test]
+    fn a_card_that_its_layout_does_not_fit_takes_no_new_claims() {
+        let mut scan = scan_of(6);
+        scan.chips[5].family = Family::Ascend310P;
+        let inventory = Inventory::from_scan(&scan, &mut NodeMemory::default()).unwrap();
+        let layout = [
+            ("npu-0", &["vir10_3c_16g", "vir10_3c_16g"][..]),
+            ("npu-1", &["vir10_3c_16g", "vir10_3c_16g", "vir10_3c_16g"]),
+            ("npu-2", &["vir12_3c_32g"]),
+            ("npu-3", &["vir10_4c_16g_m", "vir10_4c_16g_m"]),
+            ("npu-5", &["vir05_1c_8g"]),
+            ("npu-77", &["vir05_1c_8g"]),
+        ];
+        let layout = layout
+            .map(|(card, names)| (card.to_owned(), names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()));
+        let offer = Offer { model: Model::Static, layout: BTreeMap::from(layout), ..Offer::default() };
+        let pool = offered(&inventory, &offer);
+        let open = |device: &&Device| device.taints.is_empty();
+        let devices = &pool.slices[0].devices;
+        let names = |devices: Vec<&Device>| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            names(devices.iter().filter(open).collect()),
+            ["npu-0-vir10-3c-16g-0", "npu-0-vir10-3c-16g-1", "npu-4"],
+            "neither whole nor the part that fits"
+        );
+        let closed: Vec<_> = devices.iter().filter(|device| !open(device)).collect();
+        assert!(closed.iter().all(|device| device.taints[0].key == "npu.huawei.com/closed"), "{closed:?}");
+        assert_eq!(names(closed), ["npu-1", "npu-2", "npu-3", "npu-5"]);
+        let misfits = offer.misfits(&inventory);
+        assert_eq!(misfits.keys().collect::<Vec<_>>(), ["npu-1", "npu-2", "npu-3", "npu-5", "npu-77"]);
+        let why = "slicing.layout asks for 3 x vir10_3c_16g, which is more than the chip has";
+        assert_eq!(misfits["npu-1"], why);
+        assert_eq!(offer.closed(&inventory.npus()[1]).as_deref(), Some(why));
+        assert_eq!(misfits["npu-77"], "slicing.layout names it, but no such card is there");
+        // Another model does not read the layout.
+        let offer = Offer { model: Model::Off, ..offer };
+        assert!(offer.misfits(&inventory).is_empty());
+        assert!(offered(&inventory, &offer).slices[0].devices.iter().all(|device| device.taints.is_empty()));
     }
 
     #[test]
