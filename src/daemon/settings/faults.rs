@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, path::Path};
 
 use toml::de::{DeTable, DeValue};
 
-use super::SettingsError;
+use super::{SettingsError, fragment::written};
 use crate::domain::health::{Action, InvalidEntry, parse_code};
 
 /// Where it is looked for if no file is named.
@@ -37,8 +37,8 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<u32, Action>, SettingsError
         let refuse = |why| SettingsError::FaultTable { path: path.to_owned(), line: at, why };
         let code = parse_code(name.get_ref()).map_err(refuse)?;
         let action = match value.get_ref() {
-            DeValue::String(text) => text.parse().map_err(refuse)?,
-            other => return Err(refuse(InvalidEntry::Action(format!("a value of type {}", other.type_str())))),
+            DeValue::String(word) => word.parse().map_err(refuse)?,
+            _ => return Err(refuse(InvalidEntry::Action(written(text, value)))),
         };
         if actions.insert(code, action).is_some() {
             return Err(refuse(InvalidEntry::Twice(code)));
@@ -72,10 +72,10 @@ mod tests {
                 "\n\n80E01801 = \"evicted\"\n",
                 "faults.toml:3: \"evicted\" is no action; use ignore, warn, taint or evict",
             ),
-            ("80E01801 = 3\n", "faults.toml:1: \"a value of type integer\" is no action"),
+            ("80E01801 = 3\n", "faults.toml:1: \"3\" is no action"),
             ("80E01801 = \"taint\"\n0x80e01801 = \"warn\"\n", "faults.toml:2: code 80E01801 is there twice"),
             ("80E01801 = \"taint\"\n80E01801 = \"warn\"\n", "faults.toml:2: not valid TOML"),
-            ("[80E01801]\naction = \"taint\"\n", "faults.toml:1: \"a value of type table\" is no action"),
+            ("[80E01801]\naction = \"taint\"\n", "faults.toml:1: \"a table\" is no action"),
             ("80E01801 = taint\n", "faults.toml:1: not valid TOML"),
         ];
         for (text, wanted) in cases {

@@ -90,40 +90,65 @@ fn drop_ins_of(main: &Path) -> Result<Vec<PathBuf>, SettingsError> {
 
 /// Reads one file's text.
 pub(super) fn parse(path: &Path, text: &str) -> Result<Fragment, SettingsError> {
-    let line = |span: Range<usize>| text.get(..span.start).unwrap_or(text).matches('\n').count() + 1;
+    let file = File { path, text };
     let table = DeTable::parse(text).map_err(|error| SettingsError::Syntax {
         path: path.to_owned(),
-        line: error.span().map_or(1, line),
+        line: error.span().map_or(1, |span| file.line(&span)),
         why: error.message().trim_end().replace('\n', "; "),
     })?;
     let mut values = Vec::new();
-    walk(path, "", table.get_ref(), &line, &mut values)?;
+    walk(&file, "", table.get_ref(), &mut values)?;
     Ok(Fragment { path: path.to_owned(), values })
 }
 
-/// Takes in a table; the names of tables are put before the names in them.
+/// A file that is being read.
+struct File<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl File<'_> {
+    /// The line that a place is in, from 1.
+    fn line(&self, span: &Range<usize>) -> usize {
+        self.text.get(..span.start).unwrap_or(self.text).matches('\n').count() + 1
+    }
+}
+
+/// A value as it is written in the text of its file, as much as a line of an error can hold.
+pub(super) fn written(text: &str, value: &Spanned<DeValue<'_>>) -> String {
+    const LONGEST: usize = 60;
+    if value.get_ref().is_table() {
+        return "a table".to_owned();
+    }
+    let line = text.get(value.span()).unwrap_or_default().lines().next().unwrap_or_default();
+    match line.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+/// Takes in a table; the names of tables, each with a dot behind it, are put before the names in them.
 fn walk(
-    path: &Path,
+    file: &File<'_>,
     prefix: &str,
     table: &DeTable<'_>,
-    line: &impl Fn(Range<usize>) -> usize,
     values: &mut Vec<(&'static Key, Value, usize)>,
 ) -> Result<(), SettingsError> {
     for (name, value) in table {
-        let at = line(name.span());
-        let flag = format!("{prefix}{}", name.get_ref());
-        let Some(key) = keys::by_flag(&flag) else {
+        let (path, at) = (file.path, file.line(&name.span()));
+        let dotted = format!("{prefix}{}", name.get_ref());
+        let Some(key) = keys::by_flag(&dotted.replace('.', "-")) else {
             if let DeValue::Table(inner) = value.get_ref() {
-                walk(path, &format!("{flag}-"), inner, line, values)?;
+                walk(file, &format!("{dotted}."), inner, values)?;
                 continue;
             }
-            return Err(SettingsError::UnknownKey { path: path.to_owned(), line: at, key: flag });
+            return Err(SettingsError::UnknownKey { path: path.to_owned(), line: at, key: dotted });
         };
         if values.iter().any(|(other, ..)| other.name == key.name) {
             return Err(SettingsError::TwiceInFile { path: path.to_owned(), line: at, key: key.name });
         }
-        let value = read(key.kind, value).map_err(|(value, allowed)| SettingsError::Value {
-            from: format!("{}:{}", path.display(), line(name.span())),
+        let value = read(key.kind, value, file).map_err(|(value, allowed)| SettingsError::Value {
+            from: format!("{}:{at}", path.display()),
             key: key.name,
             value,
             allowed,
@@ -134,7 +159,7 @@ fn walk(
 }
 
 /// Reads one value; its TOML type must be the kind's own. An error gives the value and what is allowed.
-fn read(kind: Kind, value: &Spanned<DeValue<'_>>) -> Result<Value, (String, String)> {
+fn read(kind: Kind, value: &Spanned<DeValue<'_>>, file: &File<'_>) -> Result<Value, (String, String)> {
     let refused = |value: String, allowed| Err((value, allowed));
     match (kind, value.get_ref()) {
         (Kind::Switch, DeValue::Boolean(on)) => Ok(Value::Switch(*on)),
@@ -148,6 +173,6 @@ fn read(kind: Kind, value: &Spanned<DeValue<'_>>) -> Result<Value, (String, Stri
         (Kind::Text | Kind::Path | Kind::Span(..) | Kind::Choice(_), DeValue::String(text)) => {
             kind.parse(text).or_else(|allowed| refused(format!("{text:?}"), allowed))
         }
-        (_, other) => refused(format!("a value of type {}", other.type_str()), kind.allowed()),
+        _ => refused(written(file.text, value), kind.allowed()),
     }
 }

@@ -371,7 +371,7 @@ pub(super) const LOG_LEVEL: Key = key(
     "log.level",
     Kind::Text,
     "info",
-    "What to log: error, warn, info, debug, trace, or a filter by module",
+    "What to log: error, warn, info, debug, trace, off, or a filter by module",
 )
 .more("A filter is a list such as \"info,npu_dra::device=debug\". Read again at SIGHUP (systemctl reload npu-dra).")
 .flag("log-level");

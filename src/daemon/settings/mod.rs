@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 pub use self::{
     inputs::{Input, Inputs, Origin},
@@ -277,11 +277,6 @@ impl Settings {
         if admin_socket.as_os_str().len() > SOCKET_PATH_MAX {
             return Err(SettingsError::SocketPath { what: "admin socket", path: admin_socket, key: "admin.socket" });
         }
-        let log_level = inputs.text(&keys::LOG_LEVEL);
-        if EnvFilter::try_new(&log_level).is_err() || log_level.is_empty() {
-            let allowed = "error, warn, info, debug, trace, or a filter such as \"info,npu_dra::device=debug\"";
-            return Err(inputs.refuse(&keys::LOG_LEVEL, allowed));
-        }
         Ok(Self {
             node,
             pool,
@@ -308,9 +303,33 @@ impl Settings {
             visible_devices_void: inputs.switch(&keys::VISIBLE_DEVICES_VOID),
             hccl_rootinfo: inputs.switch(&keys::HCCL_ROOTINFO),
             topo: inputs.switch(&keys::TOPO),
-            log_level,
+            log_level: log_level(inputs)?,
             log_format: if inputs.text(&keys::LOG_FORMAT) == "json" { LogFormat::Json } else { LogFormat::Text },
         })
+    }
+}
+
+/// What to log. The filter's own parser takes any word for a part of the program, and a filter of nothing else logs
+/// nothing at all.
+fn log_level(inputs: &Inputs) -> Result<String, SettingsError> {
+    let text = inputs.text(&keys::LOG_LEVEL);
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok_and(|_| !word.is_empty());
+    let is_target = |word: &str| {
+        let module = word.split_once('[').map_or(word, |(module, _)| module);
+        !word.is_empty() && module.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
+    };
+    let wrong = text.split(',').find(|directive| match directive.rsplit_once('=') {
+        Some((target, level)) => !is_target(target) || !is_level(level),
+        None => !is_level(directive),
+    });
+    let allowed = "error, warn, info, debug, trace, off, or a filter such as \"info,npu_dra::device=debug\"";
+    match wrong {
+        Some(wrong) if wrong != text => {
+            let why = format!("{allowed}; {wrong:?} is neither a level nor module=level");
+            Err(inputs.refuse(&keys::LOG_LEVEL, why))
+        }
+        None if EnvFilter::try_new(&text).is_ok() => Ok(text),
+        _ => Err(inputs.refuse(&keys::LOG_LEVEL, allowed)),
     }
 }
 
@@ -406,11 +425,16 @@ pub fn describe(inputs: &Inputs, settings: &Settings) -> String {
             "healthcheck-address" => settings.healthcheck.map(|address| address.ip().to_string()),
             _ => None,
         };
-        if let (Origin::Default, Some(stands_in)) = (&origin, stands_in) {
-            note = format!("default: {}", key.derived);
+        let is_empty = matches!(&value, Value::Text(text) if text.is_empty());
+        if is_empty && !key.derived.is_empty() {
+            note = match origin {
+                Origin::Default => format!("default: {}", key.derived),
+                // What is set to nothing is as if it were not set.
+                origin => format!("default: {} (empty: {origin})", key.derived),
+            };
+        }
+        if let (true, Some(stands_in)) = (is_empty, stands_in) {
             value = Value::Text(stands_in);
-        } else if matches!(&value, Value::Text(text) if text.is_empty()) && !key.derived.is_empty() {
-            note = format!("default: {}", key.derived);
         }
         let line = format!("{} = {value}", key.name);
         // Writing to a string cannot fail.

@@ -148,19 +148,22 @@ fn dots_tables_and_dashes_are_one_name() {
 fn errors_name_file_line_key_and_what_is_allowed() {
     let cases = [
         ("\n\ncdi-rot = \"/x\"\n", "/npu-dra.toml:3: unknown key \"cdi-rot\"; known keys are node-name, "),
-        ("[cutting]\nmodel = \"x\"\n", "/npu-dra.toml:2: unknown key \"cutting-model\""),
+        ("[health]\nfoo = 1\n", "/npu-dra.toml:2: unknown key \"health.foo\"; known keys are"),
+        ("health-foo = 1\n", "/npu-dra.toml:1: unknown key \"health-foo\""),
+        ("[a.b]\n\nc.d-e = 1\n", "/npu-dra.toml:3: unknown key \"a.b.c.d-e\""),
+        ("[cutting]\nmodel = \"x\"\n", "/npu-dra.toml:2: unknown key \"cutting.model\""),
         (
             "\ndevice.wait = \"5 parsecs\"\n",
             "/npu-dra.toml:2: device.wait = \"5 parsecs\" is not valid; allowed is a span of time such as \"5s\"",
         ),
-        ("device.wait = 5\n", "/npu-dra.toml:1: device.wait = a value of type integer is not valid; allowed is a span"),
+        ("device.wait = 5\n", "/npu-dra.toml:1: device.wait = 5 is not valid; allowed is a span"),
         ("device.wait = \"-5s\"\n", "from 0s to 3600s"),
         (
             "healthcheck-port = 70000\n",
             "healthcheck-port = 70000 is not valid; allowed is a whole number from -1 to 65535",
         ),
         ("healthcheck-port = 0\n", "/npu-dra.toml:1: healthcheck-port = 0 is not valid; allowed is a port from 1"),
-        ("healthcheck-port = \"1\"\n", "a value of type string is not valid; allowed is a whole number"),
+        ("healthcheck-port = \"1\"\n", "healthcheck-port = \"1\" is not valid; allowed is a whole number"),
         ("enable-hard-vnpu = \"yes\"\n", "allowed is true or false"),
         ("slicing.model = \"mig\"\n", "allowed is auto, consumable, partitionable, static, off"),
         ("slicing.layout = \"npu-0\"\n", "allowed is cards and their templates"),
@@ -177,6 +180,9 @@ fn errors_name_file_line_key_and_what_is_allowed() {
             "device-profile = \"gpu\"\nbackend = \"dcmi\"\n",
             ":2: backend = \"dcmi\" is not valid; allowed is auto or example",
         ),
+        ("node-name = [\n\"a\"]\n", "node-name = [ is not valid; allowed is text"),
+        ("[node-name]\na = 1\n", ":1: node-name = a table is not valid; allowed is text"),
+        ("cdi.topo = 2026-11-30\n", "cdi.topo = 2026-11-30 is not valid; allowed is true or false"),
         ("log.level = \"a=b=c\"\n", "log.level = \"a=b=c\" is not valid; allowed is error, warn"),
         ("node-name = \"Bad_Node\"\n", ":1: node-name = \"Bad_Node\" is not valid; allowed is a DNS subdomain"),
         ("driver-name = \"UPPER\"\n", "driver-name = \"UPPER\" is not valid; allowed is a DNS subdomain"),
@@ -267,4 +273,40 @@ fn what_is_described_reads_back_as_the_same_settings() {
     assert!(text.contains("# default: the host name in lower case"), "{text}");
     let (_, again) = Case::new().file("npu-dra.toml", &text).read().unwrap();
     assert_eq!(again, settings);
+}
+
+#[test]
+fn a_log_level_that_would_log_nothing_by_mistake_is_refused() {
+    for good in ["info", "INFO", "off", "info,npu_dra::device=debug", "npu_dra=off", "warn,npu_dra[prepare{uid}]=trace"]
+    {
+        assert_eq!(Case::new().flag("log-level", good).read().unwrap().1.log_level, good);
+    }
+    for (bad, wrong) in [
+        ("inof", ""),
+        ("npu_dra", ""),
+        ("", ""),
+        ("info,npu_dra", "\"npu_dra\" is neither"),
+        ("info,", "\"\" is neither"),
+        ("info, npu_dra=debug", "\" npu_dra=debug\" is neither"),
+        ("info,npu_dra=debugg", "\"npu_dra=debugg\" is neither"),
+        ("info,npu_dra=", "\"npu_dra=\" is neither"),
+        ("npu-dra=debug,info", "\"npu-dra=debug\" is neither"),
+        ("=debug", ""),
+    ] {
+        let error = Case::new().flag("log-level", bad).error();
+        let start = format!("flag --log-level: log.level = {bad:?} is not valid; allowed is error, warn, info, debug");
+        assert!(error.starts_with(&start) && error.contains(wrong), "{error}");
+    }
+}
+
+#[test]
+fn what_is_set_to_nothing_is_described_as_what_is_in_effect() {
+    let (inputs, settings) =
+        Case::new().file("npu-dra.toml", "node-name = \"\"\nadmin.socket = \"\"\n").read().unwrap();
+    let text = describe(&inputs, &settings);
+    let line = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap();
+    assert!(line("node-name = \"worker-3\"").contains("# default: the host name in lower case"), "{text}");
+    assert!(line("node-name").contains("(empty: ") && line("node-name").ends_with("npu-dra.toml:1)"), "{text}");
+    assert!(line("admin.socket").starts_with("admin.socket = \"/run/npu-dra/admin.sock\""), "{text}");
+    assert!(line("kubeconfig = \"\"").contains("# default: the pod's"), "{text}");
 }
