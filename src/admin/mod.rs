@@ -43,6 +43,9 @@ use crate::{
     engine::Snapshot,
 };
 
+/// Key of the metadata by which a denied reader is told whose members may look; absent if this node has no such group.
+pub const READERS_GROUP: &str = "readers-group";
+
 /// What the service needs of the rest of the daemon. Nothing here may block.
 pub trait Sources: Send + Sync + 'static {
     /// Cards and claims at this moment.

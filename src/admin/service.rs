@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, transport::server::UdsConnectInfo};
 
 use super::{
-    Identity, Sources,
+    Identity, READERS_GROUP, Sources,
     metrics::Metrics,
-    peer::{Access, Permissions},
+    peer::{Access, Denied, Permissions},
     view,
 };
 use crate::domain::{
@@ -42,7 +42,13 @@ impl Service {
         let caller = self.permissions.caller(peer);
         self.permissions.decide(caller.as_ref(), access).map_err(|denied| {
             tracing::warn!(%denied, "a call of the admin service was denied");
-            Status::permission_denied(denied.to_string())
+            let mut status = Status::permission_denied(denied.to_string());
+            if let Denied::NotReader { group, .. } = &denied
+                && let Ok(group) = group.parse()
+            {
+                status.metadata_mut().insert(READERS_GROUP, group);
+            }
+            status
         })
     }
 
@@ -65,8 +71,9 @@ impl Service {
         let Some(held) = held else {
             return Err(Status::not_found(format!("this node holds no claim with UID {uid}")));
         };
-        tracing::warn!(claim.uid = %uid, "root releases a claim by force");
-        self.sources.release(uid).await.map_err(|refusal| refused(&refusal))?;
+        let released = self.sources.release(uid.clone()).await;
+        released.map_err(|refusal| refused(&refusal, &format!("releasing claim {uid} by force")))?;
+        tracing::warn!(claim.uid = %uid, "root released a claim by force");
         Ok(Response::new(proto::ReleaseClaimResponse { claim: Some(held) }))
     }
 }
@@ -75,8 +82,10 @@ impl Service {
     async fn create(&self, request: Request<proto::CreateVnpuRequest>) -> Answer<proto::CreateVnpuResponse> {
         self.permit(&request, Access::Change)?;
         let proto::CreateVnpuRequest { device, template } = request.into_inner();
-        tracing::warn!(npu = device, template, "root makes a vNPU");
-        let made = self.sources.create_vnpu(device.clone(), template).await.map_err(|refusal| refused(&refusal))?;
+        let made = self.sources.create_vnpu(device.clone(), template.clone()).await;
+        let made =
+            made.map_err(|refusal| refused(&refusal, &format!("making a vNPU by {template:?} on {device:?}")))?;
+        tracing::warn!(npu = device, template, vnpu = made.id, "root made a vNPU");
         let snapshot = self.sources.snapshot();
         let entries = view::vnpus(&snapshot);
         let listed = entries.into_iter().find(|entry| entry.vnpu.as_ref().is_some_and(|vnpu| vnpu.id == made.id));
@@ -92,8 +101,9 @@ impl Service {
     async fn destroy(&self, request: Request<proto::DestroyVnpuRequest>) -> Answer<proto::DestroyVnpuResponse> {
         self.permit(&request, Access::Change)?;
         let proto::DestroyVnpuRequest { id, force } = request.into_inner();
-        tracing::warn!(vnpu = id, force, "root destroys a vNPU");
-        self.sources.destroy_vnpu(id, force).await.map_err(|refusal| refused(&refusal))?;
+        let destroyed = self.sources.destroy_vnpu(id, force).await;
+        destroyed.map_err(|refusal| refused(&refusal, &format!("destroying vNPU {id}")))?;
+        tracing::warn!(vnpu = id, force, "root destroyed a vNPU");
         let snapshot = self.sources.snapshot();
         let chip = chip_of(id);
         let npu = snapshot.devices.iter().map(|view| &view.npu).find(|npu| npu.physical_ids().contains(&chip));
@@ -113,11 +123,15 @@ impl Service {
             "drained" => Some(HoldKind::Drain),
             other => return Err(Status::invalid_argument(format!("{other:?} is neither cordoned nor drained"))),
         };
-        if reason.len() > REASON_MAX {
-            return Err(Status::invalid_argument(format!("the reason is longer than {REASON_MAX} bytes")));
-        }
-        let wanted = kind.map(|kind| (kind, reason.chars().filter(|c| !c.is_control()).collect()));
-        let claims = self.sources.hold(device, wanted).await.map_err(|refusal| refused(&refusal))?;
+        let reason = one_line(reason)?;
+        let held = self.sources.hold(device.clone(), kind.map(|kind| (kind, reason))).await;
+        let claims = held.map_err(|refusal| {
+            let wish = kind.map_or("taking the operator's hand off", |kind| match kind {
+                HoldKind::Cordon => "cordoning",
+                HoldKind::Drain => "draining",
+            });
+            refused(&refusal, &format!("{wish} {device:?}"))
+        })?;
         Ok(Response::new(proto::HoldResponse { claims: claims.iter().map(view::claim_name).collect() }))
     }
 }
@@ -125,21 +139,17 @@ impl Service {
 impl Service {
     async fn suspend(&self, request: Request<proto::SuspendBackendRequest>) -> Answer<proto::SuspendBackendResponse> {
         self.permit(&request, Access::Change)?;
-        let reason = request.into_inner().reason;
-        if reason.len() > REASON_MAX || reason.contains(char::is_control) {
-            return Err(Status::invalid_argument(format!(
-                "a reason has at most {REASON_MAX} bytes and no control characters"
-            )));
-        }
-        tracing::warn!(reason, "root suspends the backend");
-        self.sources.suspend(reason).await.map_err(|refusal| refused(&refusal))?;
+        let reason = one_line(request.into_inner().reason)?;
+        let suspended = self.sources.suspend(reason.clone()).await;
+        suspended.map_err(|refusal| refused(&refusal, "suspending the backend"))?;
+        tracing::warn!(reason, "root suspended the backend");
         Ok(Response::new(proto::SuspendBackendResponse {}))
     }
 
     async fn resume(&self, request: Request<proto::ResumeBackendRequest>) -> Answer<proto::ResumeBackendResponse> {
         self.permit(&request, Access::Change)?;
-        tracing::warn!("root resumes the backend");
-        self.sources.resume().await.map_err(|refusal| refused(&refusal))?;
+        self.sources.resume().await.map_err(|refusal| refused(&refusal, "resuming the backend"))?;
+        tracing::warn!("root resumed the backend");
         Ok(Response::new(proto::ResumeBackendResponse {}))
     }
 }
@@ -157,15 +167,42 @@ fn word(code: Code) -> &'static str {
     }
 }
 
-/// A refusal as a gRPC status.
-fn refused(refusal: &Refusal) -> Status {
-    let code = match refusal.kind() {
-        Kind::Retry => Code::Aborted,
-        Kind::Permanent => Code::InvalidArgument,
-        Kind::NotFound => Code::NotFound,
-        Kind::Conflict | Kind::Exhausted => Code::FailedPrecondition,
-    };
+/// A reason that an operator gives: text of one line, not too long.
+fn one_line(reason: String) -> Result<String, Status> {
+    if reason.len() > REASON_MAX {
+        let size = reason.len();
+        return Err(Status::invalid_argument(format!("the reason has {size} bytes; at most {REASON_MAX} are allowed")));
+    }
+    if reason.contains(char::is_control) {
+        let why = "the reason has a line break or another control character; one line of text is allowed";
+        return Err(Status::invalid_argument(why));
+    }
+    Ok(reason)
+}
+
+/// A refusal of what root wished, as a gRPC status; the log has it too.
+fn refused(refusal: &Refusal, wish: &str) -> Status {
+    let code = code(refusal);
+    let outcome = if code == Code::Aborted { "failed" } else { "was refused" };
+    tracing::warn!(why = %refusal, "{wish} for root {outcome}");
     Status::new(code, refusal.to_string())
+}
+
+/// The code of a refusal: `Aborted` is what was tried and failed, `FailedPrecondition` what the state of something
+/// does not allow. No refusal is `InvalidArgument`: that is a request that no state would allow.
+fn code(refusal: &Refusal) -> Code {
+    match (refusal.kind(), refusal) {
+        (Kind::NotFound, _) => Code::NotFound,
+        (
+            Kind::Retry,
+            Refusal::OperatorFailed { .. }
+            | Refusal::Failed { .. }
+            | Refusal::NotKept { .. }
+            | Refusal::ClaimUnreadable { .. }
+            | Refusal::Internal(..),
+        ) => Code::Aborted,
+        (Kind::Retry | Kind::Permanent | Kind::Conflict | Kind::Exhausted, _) => Code::FailedPrecondition,
+    }
 }
 
 #[tonic::async_trait]

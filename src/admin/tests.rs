@@ -142,6 +142,7 @@ impl Sources for Fixed {
         let result = match device.as_str() {
             "npu-2" => Ok(read),
             "npu-0" => Err(Refusal::Denied { what: format!("a vNPU on {device}"), why: "a claim owns it".to_owned() }),
+            "npu-1" => Err(Refusal::NotScanned("no scan has succeeded".to_owned())),
             _ => Err(Refusal::NoSuch(format!("device {device}"))),
         };
         Box::pin(async { result })
@@ -352,6 +353,8 @@ async fn root_drains_a_card_and_lets_claims_have_it_again() {
         (hold("npu-9", "drained", ""), Code::NotFound),
         (hold("npu-0", "erased", ""), Code::InvalidArgument),
         (hold("npu-0", "drained", &"x".repeat(257)), Code::InvalidArgument),
+        (hold("npu-0", "drained", "two\nlines"), Code::InvalidArgument),
+        (hold("npu-0", "cordoned", "\u{1b}[31m"), Code::InvalidArgument),
     ] {
         assert_eq!(running.client.hold(request).await.unwrap_err().code(), code);
     }
@@ -479,6 +482,7 @@ async fn what_an_operator_wants_of_vnpus_is_done_or_refused_with_its_code() {
     let made = create("npu-2").await.unwrap().vnpu.unwrap();
     assert_eq!((made.name.as_str(), made.state.as_str()), ("vnpu-2-148", "foreign"));
     assert_eq!(create("npu-0").await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(create("npu-1").await.unwrap_err().code(), Code::FailedPrecondition, "not scanned yet is no failure");
     let absent = create("npu-9").await.unwrap_err();
     assert_eq!((absent.code(), absent.message()), (Code::NotFound, "there is no device npu-9"));
     let mut destroy = async |force| {
@@ -489,7 +493,85 @@ async fn what_an_operator_wants_of_vnpus_is_done_or_refused_with_its_code() {
     let failed = destroy(false).await.unwrap_err();
     assert_eq!((failed.code(), failed.message().contains("processes run")), (Code::Aborted, true));
     let metrics = running.metrics();
-    assert!(metrics.contains(r#"admin_requests_total{method="create_vnpu",code="refused"} 1"#), "{metrics}");
+    assert!(metrics.contains(r#"admin_requests_total{method="create_vnpu",code="refused"} 2"#), "{metrics}");
+}
+
+/// What is logged while it lives, by this thread.
+struct Log {
+    written: Arc<Mutex<Vec<u8>>>,
+    _on: tracing::subscriber::DefaultGuard,
+}
+
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn start() -> Self {
+        let written = Arc::new(Mutex::default());
+        let sink = written.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(sink.clone())).finish();
+        Self { written, _on: tracing::subscriber::set_default(log) }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(std::mem::take(&mut *self.written.lock().unwrap())).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_log_has_what_came_of_an_operators_wish_and_no_wish_before_it() {
+    let log = Log::start();
+    let mut running = start_as_own().await;
+    let mut create = async |device: &str| {
+        let request = proto::CreateVnpuRequest { device: device.to_owned(), template: "vir05_1c_8g".to_owned() };
+        let _ = running.client.create_vnpu(request).await;
+        log.text()
+    };
+    let text = create("npu-2").await;
+    assert!(text.contains("root made a vNPU npu=\"npu-2\" template=\"vir05_1c_8g\" vnpu=148"), "{text}");
+    let text = create("npu-0").await;
+    assert!(
+        text.contains(
+            "making a vNPU by \"vir05_1c_8g\" on \"npu-0\" for root was refused why=a vNPU on npu-0: a claim"
+        ),
+        "{text}"
+    );
+    assert!(!text.contains("root made"), "{text}");
+    let mut destroy = async |force| {
+        let _ = running.client.destroy_vnpu(proto::DestroyVnpuRequest { id: 132, force }).await;
+        log.text()
+    };
+    let text = destroy(true).await;
+    assert!(text.contains("root destroyed a vNPU vnpu=132 force=true"), "{text}");
+    let text = destroy(false).await;
+    assert!(text.contains("destroying vNPU 132 for root failed why=destroying vNPU 132 failed: processes"), "{text}");
+    assert!(!text.contains("root destroyed"), "{text}");
+
+    let mut suspend = async |reason: &str| {
+        let _ = running.client.suspend_backend(proto::SuspendBackendRequest { reason: reason.to_owned() }).await;
+        log.text()
+    };
+    let text = suspend("driver 26.0").await;
+    assert!(text.contains("root suspended the backend reason=\"driver 26.0\""), "{text}");
+    let text = suspend("hung").await;
+    assert!(text.contains("suspending the backend for root failed") && !text.contains("root suspended"), "{text}");
+    let request = proto::HoldRequest { device: "npu-9".to_owned(), kind: "drained".to_owned(), reason: String::new() };
+    assert!(running.client.hold(request).await.is_err());
+    let text = log.text();
+    assert!(text.contains("draining \"npu-9\" for root was refused why=there is no device npu-9"), "{text}");
+    let _ = running.client.release_claim(proto::ReleaseClaimRequest { uid: "u0".to_owned() }).await;
+    let text = log.text();
+    assert!(text.contains("root released a claim by force claim.uid=u0"), "{text}");
 }
 
 #[tokio::test]

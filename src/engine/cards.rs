@@ -199,34 +199,56 @@ pub(super) fn detached<T: Send + 'static>(
     })
 }
 
+/// Why no vNPU is made or destroyed while an operator has taken the vendor's software from us.
+fn suspended(core: &Core) -> Option<String> {
+    let why = core.state.suspension()?.why();
+    Some(format!("{} is {why}; npuctl backend resume ends that", core.backend.name()))
+}
+
+/// What an operator is told of a fault that changed nothing: the chip's state refuses it, or it failed.
+fn not_now(fault: &Fault, what: &str) -> Refusal {
+    let (what, why) = (what.to_owned(), fault.to_string());
+    match fault {
+        Fault::NotReady { .. } | Fault::Busy { .. } => Refusal::Denied { what, why },
+        _ => Refusal::OperatorFailed { what, why },
+    }
+}
+
 /// Makes a vNPU for an operator; gives it as read back. The card leaves the pool, since no claim of ours names it.
 pub(super) async fn operator_create(core: &Arc<Core>, device: &str, template: &str) -> Result<VnpuReading, Refusal> {
     let what = || format!("making a vNPU on {device}");
     let failed = |fault: Fault| Refusal::OperatorFailed { what: what(), why: fault.to_string() };
+    let refused = |fault: Fault| not_now(&fault, &what());
     let (card, physical_id) = core.state.card_of(device).ok_or_else(|| Refusal::NoSuch(format!("device {device}")))?;
     if !core.wish().enabled {
         let why = "hard slicing is not enabled (--enable-hard-vnpu)".to_owned();
         return Err(Refusal::Denied { what: format!("a vNPU on {device}"), why });
     }
+    if let Some(why) = suspended(core) {
+        return Err(Refusal::Denied { what: what(), why });
+    }
     let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
-    let reading = core.backend.card(physical_id).await.map_err(failed)?;
+    let reading = core.backend.card(physical_id).await.map_err(refused)?;
     let readings = Readings::from([(card.clone(), reading)]);
     let (physical_id, id) = core.state.close_for_operator(&card, &readings, device, template)?;
     let made = core.backend.create(physical_id, template, id).await;
     // Whatever came of it, what the card has now decides whether it takes claims.
     let after = read_anew(core, &card, physical_id).await;
-    let id = made.map_err(failed)?;
+    let id = made.map_err(refused)?;
     let why = format!("the library made vNPU {id} and does not list it");
     after.map_err(failed)?.vnpu(id).cloned().ok_or_else(|| Refusal::OperatorFailed { what: what(), why })
 }
 
 /// Destroys a vNPU that no claim has.
 pub(super) async fn operator_destroy(core: &Arc<Core>, id: u32, force: bool) -> Result<(), Refusal> {
-    let failed =
-        |fault: Fault| Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why: fault.to_string() };
+    let what = || format!("destroying vNPU {id}");
+    let failed = |fault: Fault| Refusal::OperatorFailed { what: what(), why: fault.to_string() };
+    if let Some(why) = suspended(core) {
+        return Err(Refusal::Denied { what: what(), why });
+    }
     let (card, physical_id) = core.state.card_of_vnpu(id).ok_or_else(|| Refusal::NoSuch(format!("vNPU {id}")))?;
     let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), physical_id)])).await;
-    let before = core.backend.card(physical_id).await.map_err(failed)?;
+    let before = core.backend.card(physical_id).await.map_err(|fault| not_now(&fault, &what()))?;
     let readings = Readings::from([(card.clone(), before.clone())]);
     let physical_id = core.state.plan(&readings, |world| plan::operator_destroy(world, id, force))?;
     let destroyed = core.backend.destroy(physical_id, id).await;
@@ -237,10 +259,10 @@ pub(super) async fn operator_destroy(core: &Arc<Core>, id: u32, force: bool) -> 
         after if after.ids().iter().any(|id| before.vnpu(*id).is_none()) => {
             let new: Vec<_> = after.ids().into_iter().filter(|id| before.vnpu(*id).is_none()).collect();
             let why = format!("{fault}; the library made it again as {new:?}");
-            Err(Refusal::OperatorFailed { what: format!("destroying vNPU {id}"), why })
+            Err(Refusal::OperatorFailed { what: what(), why })
         }
         after if after.vnpu(id).is_none() => Ok(()),
-        _ => Err(failed(fault)),
+        _ => Err(not_now(&fault, &what())),
     }
 }
 

@@ -312,20 +312,37 @@ impl State {
         Ok((change, claims))
     }
 
-    /// Closes all cards and remembers them as they are; false if that was done before.
+    /// Closes all cards and remembers them as they are, or takes a new reason for that; false if nothing is new.
     pub(super) fn suspend(&self, reason: &str, now: Timestamp) -> bool {
         let mut known = self.known();
-        if known.memory.suspended.is_some() {
-            return false;
-        }
-        let inventory = known.inventory.as_deref().cloned();
-        let (reason, model) = (reason.to_owned(), known.offer.model);
-        let suspension = Suspension { since: now, reason, inventory, model };
-        known.offer.suspended = Some(suspension.why());
-        known.memory.suspended = Some(Box::new(suspension));
-        known.unsaved = true;
-        self.changed(&known);
+        let suspension = match &known.memory.suspended {
+            Some(former) if former.reason == reason => return false,
+            // What was known then stays: the cards cannot be read now.
+            Some(former) => Suspension { reason: reason.to_owned(), ..(**former).clone() },
+            None => {
+                let inventory = known.inventory.as_deref().cloned();
+                Suspension { since: now, reason: reason.to_owned(), inventory, model: known.offer.model }
+            }
+        };
+        self.set_suspension(&mut known, Some(Box::new(suspension)));
         true
+    }
+
+    /// What an operator's suspension is, if there is one.
+    pub(super) fn suspension(&self) -> Option<Box<Suspension>> {
+        self.known().memory.suspended.clone()
+    }
+
+    /// Puts back what [`suspension`](Self::suspension) gave.
+    pub(super) fn restore_suspension(&self, former: Option<Box<Suspension>>) {
+        self.set_suspension(&mut self.known(), former);
+    }
+
+    fn set_suspension(&self, known: &mut Known, suspension: Option<Box<Suspension>>) {
+        known.offer.suspended = suspension.as_deref().map(Suspension::why);
+        known.memory.suspended = suspension;
+        known.unsaved = true;
+        self.changed(known);
     }
 
     /// Opens the cards again; gives what was remembered.

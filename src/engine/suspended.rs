@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Core, health::settle, now, state::Change};
+use super::{
+    Core,
+    health::{save, settle},
+    now,
+    state::Change,
+};
 use crate::domain::{
     notice::{Notice, Severity},
     refusal::Refusal,
@@ -14,14 +19,15 @@ const WRITES: u32 = 3;
 /// Closes the cards, remembers that on disk, then lets go. What is being done to vNPUs is done to its end first.
 pub(super) async fn suspend(core: &Arc<Core>, reason: &str) -> Result<(), Refusal> {
     let _hand = core.hand.lock().await;
+    let former = core.state.suspension();
     if core.state.suspend(reason, now()) {
-        if !written(core).await {
+        if let Err(why) = written(core).await {
             // A restart would take the library up again, in the middle of its upgrade.
-            core.state.resume();
+            core.state.restore_suspension(former);
             settle(core, Change::default()).await;
             return Err(Refusal::OperatorFailed {
                 what: "suspending the backend".to_owned(),
-                why: "the node's memory cannot be written; see the log".to_owned(),
+                why: format!("the node's memory cannot be written: {why}"),
             });
         }
         let what = format!("{} is suspended: {}", core.backend.name(), reason_or_none(reason));
@@ -45,28 +51,30 @@ pub(super) async fn resume(core: &Arc<Core>) -> Result<(), Refusal> {
         why: fault.to_string(),
     })?;
     let Some(suspension) = core.state.resume() else { return Ok(()) };
-    let is_written = written(core).await;
+    let written = written(core).await;
     core.unsure.notify_one();
     let what = format!("{} is resumed; it was {}", core.backend.name(), suspension.why());
     core.outbox.say(&Notice::Backend { severity: Severity::Info, what });
-    if is_written {
-        return Ok(());
-    }
-    Err(Refusal::OperatorFailed {
+    written.map_err(|why| Refusal::OperatorFailed {
         what: "remembering that the backend is resumed".to_owned(),
-        why: "the node's memory cannot be written; it is tried again, but a restart before that suspends it".to_owned(),
+        why: format!(
+            "the node's memory cannot be written: {why}; it is tried again, but a restart before that suspends it"
+        ),
     })
 }
 
-/// Publishes, and writes the node's memory; false if it cannot be written.
-async fn written(core: &Arc<Core>) -> bool {
+/// Publishes, and writes the node's memory; gives why it cannot be written.
+async fn written(core: &Arc<Core>) -> Result<(), String> {
+    let mut why = "it changes all the time".to_owned();
     for _ in 0..WRITES {
         settle(core, Change::default()).await;
-        if !core.state.is_unsaved() {
-            return true;
+        match save(core).await {
+            Ok(()) if !core.state.is_unsaved() => return Ok(()),
+            Ok(()) => {}
+            Err(error) => why = error,
         }
     }
-    false
+    Err(why)
 }
 
 /// Keeps what is suspended so: also after a restart, and until a process that did not end has ended.

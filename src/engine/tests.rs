@@ -580,6 +580,26 @@ async fn the_nodes_memory_is_written_until_it_is_on_disk() {
 }
 
 #[tokio::test]
+async fn a_suspension_that_cannot_be_written_is_told_with_its_cause_and_changes_nothing() {
+    let disk = Arc::new(Memory::default());
+    let bench = loaded_bench(Server::open(), Ok(scan_of(2)), Loaded::default(), disk);
+    bench.start();
+    bench.recovered().await;
+    bench.disk.failing.lock().unwrap().insert("node");
+    let text = bench.engine.suspend("first".to_owned()).await.unwrap_err().to_string();
+    assert!(text.contains("no space left on device"), "{text}");
+    assert!(!bench.engine.core.state.is_suspended());
+    bench.disk.failing.lock().unwrap().clear();
+    bench.engine.suspend("first".to_owned()).await.unwrap();
+    // A new reason that is not on disk does not open the cards either.
+    bench.disk.failing.lock().unwrap().insert("node");
+    bench.engine.suspend("second".to_owned()).await.unwrap_err();
+    assert_eq!(bench.engine.core.state.suspension().unwrap().reason, "first");
+    assert_eq!(bench.engine.core.state.offer().suspended.as_deref(), Some("suspended by an operator: first"));
+    bench.disk.failing.lock().unwrap().clear();
+}
+
+#[tokio::test]
 async fn recovery_makes_records_and_files_agree() {
     let first = bench(Server::open());
     for (n, device) in [(1, "npu-1"), (2, "npu-2"), (3, "npu-3")] {
@@ -737,6 +757,37 @@ async fn an_operators_vnpu_closes_its_card_at_once_and_its_end_opens_it() {
     let text = engine.operator_destroy(148, false).await.unwrap_err().to_string();
     assert!(text.contains("made it again as"), "{text}");
     assert!(engine.snapshot().closed.contains_key("npu-3"));
+}
+
+#[tokio::test]
+async fn an_operators_vnpu_is_refused_while_the_backend_is_suspended_and_a_new_reason_is_taken() {
+    let hardware = Arc::new(device::memory::Memory::new(scan_of(4)));
+    let wish = Wish { enabled: true, ..Wish::default() };
+    let (engine, _on) = cutting(hardware.clone(), Server::open(), Duration::from_hours(1), wish);
+    let mut recovered = engine.core.state.recovered();
+    tokio::time::timeout(Duration::from_secs(20), recovered.wait_for(|is| *is)).await.unwrap().unwrap();
+    let create = async |device: &str| engine.operator_create(device.to_owned(), "vir05_1c_8g".to_owned()).await;
+    create("npu-0").await.unwrap();
+    let busy = Fault::Busy { backend: "memory", call: "any".to_owned(), why: "a lock".to_owned() };
+    hardware.plant(Call::Create, device::memory::Mishap::Before(busy));
+    assert!(matches!(create("npu-1").await, Err(Refusal::Denied { .. })), "a busy chip is a refusal, not a failure");
+    hardware.unplant();
+
+    engine.suspend("driver 26.0".to_owned()).await.unwrap();
+    let since = engine.core.state.suspension().unwrap().since;
+    for refusal in [create("npu-1").await.map(drop), engine.operator_destroy(100, true).await] {
+        let Err(Refusal::Denied { why, .. }) = refusal else { panic!("{refusal:?}") };
+        assert!(why.contains("suspended by an operator: driver 26.0; npuctl backend resume"), "{why}");
+    }
+    for reason in ["driver 26.1", "driver 26.1", ""] {
+        engine.suspend(reason.to_owned()).await.unwrap();
+        let suspension = engine.core.state.suspension().unwrap();
+        assert_eq!((suspension.reason.as_str(), suspension.since), (reason, since));
+        assert!(suspension.inventory.is_some(), "what was known then stays");
+    }
+    assert_eq!(engine.core.state.offer().suspended.as_deref(), Some("suspended by an operator"));
+    engine.resume().await.unwrap();
+    engine.operator_destroy(100, false).await.unwrap();
 }
 
 #[tokio::test]
