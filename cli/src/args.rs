@@ -198,7 +198,7 @@ pub(crate) struct Hold {
     /// The NPU
     #[arg(value_name = "NAME")]
     pub(crate) device: String,
-    /// Why; shown to everybody who asks
+    /// Why, in one line of at most 256 bytes; shown to everybody who asks
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) reason: String,
     /// Let claims have it again, whether it was drained or cordoned
@@ -246,7 +246,7 @@ pub(crate) enum Backend {
     ///
     /// No library is loaded and no device open until `npuctl backend resume`, also when npu-dra is started again.
     Suspend {
-        /// Why, for those who look at the status
+        /// Why, in one line of at most 256 bytes, for those who look at the status
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         reason: String,
     },

@@ -1,11 +1,15 @@
 //! What can go wrong: one line of what and which, one of what to do, and an exit status.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use npu_dra::admin::READERS_GROUP;
 use tonic::{Code, Status};
 
-/// The group whose members may look.
-const GROUP: &str = "npu-dra";
+use crate::args::SOCKET;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -20,14 +24,18 @@ pub(crate) enum Failure {
     },
     /// The socket's mode keeps us out.
     #[error("not permitted to reach npu-dra at {}: permission denied", socket.display())]
-    LockedOut { socket: PathBuf },
+    LockedOut {
+        socket: PathBuf,
+        /// The group that the mode lets in, if that is another one than root's.
+        group: Option<String>,
+    },
     /// The daemon said no.
     #[error("not permitted by npu-dra at {}: {why}", socket.display())]
     NotPermitted {
         socket: PathBuf,
         why: String,
-        /// True if only root may.
-        change: bool,
+        /// The group whose members may, if there is one.
+        group: Option<String>,
     },
     /// No answer in time.
     #[error("npu-dra at {} did not answer within {after:?}", socket.display())]
@@ -54,7 +62,7 @@ pub(crate) enum Failure {
     #[error("no claim with UID {0} on this node")]
     NoClaim(String),
     /// The records on disk do not know it; the daemon, were it there, might.
-    #[error("{what} {name} is not in the records, and npu-dra at {} is down", socket.display())]
+    #[error("{what} {name} is not in the records, and npu-dra does not answer at {}", socket.display())]
     NotRecorded { what: &'static str, name: String, socket: PathBuf },
     /// The output could not be written.
     #[error("cannot write {what}: {}", io_text(cause))]
@@ -69,14 +77,18 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// The failure behind a status of the daemon.
-    pub(crate) fn of_status(status: &Status, socket: PathBuf, change: bool) -> Self {
+    pub(crate) fn of_status(status: &Status, socket: PathBuf) -> Self {
         let why = status.message().to_owned();
         // A status that has a cause was not sent by the daemon: the connection made it.
         if std::error::Error::source(status).is_some() {
             return Self::Lost { socket, why };
         }
         match status.code() {
-            Code::PermissionDenied => Self::NotPermitted { socket, why, change },
+            Code::PermissionDenied => {
+                let group = status.metadata().get(READERS_GROUP).and_then(|group| group.to_str().ok());
+                Self::NotPermitted { socket, why, group: group.map(str::to_owned) }
+            }
+            Code::InvalidArgument => Self::Usage(why, "See what is allowed: the same command with --help"),
             Code::FailedPrecondition => Self::Refused(why, "See who holds what: npuctl claims list"),
             Code::NotFound => Self::NotFound(why, "See what there is: npuctl devices"),
             Code::Unimplemented => Self::TooOld { socket },
@@ -109,18 +121,23 @@ impl Failure {
     /// What to do.
     pub(crate) fn advice(&self) -> String {
         match self {
-            Self::Unreachable { records: Some(why), .. } => {
-                format!("{START}\n  Its records cannot be read either: {why}")
+            Self::Unreachable { socket, records: Some(why), .. } => {
+                format!("{}\n  Its records cannot be read either: {why}", find(socket))
             }
-            Self::Unreachable { .. } | Self::NotRecorded { .. } => START.to_owned(),
-            Self::LockedOut { .. } | Self::NotPermitted { change: false, .. } => format!(
-                "Only root and members of group {GROUP} may. Join it with: usermod -aG {GROUP} USER (then log in again)"
+            Self::Unreachable { socket, .. } | Self::NotRecorded { socket, .. } => find(socket),
+            Self::LockedOut { group: Some(group), .. } | Self::NotPermitted { group: Some(group), .. } => format!(
+                "Only root and members of group {group} may. Join it with: usermod -aG {group} USER (then log in again)"
             ),
-            Self::NotPermitted { change: true, .. } => "Run the same command as root".to_owned(),
+            Self::LockedOut { group: None, .. } | Self::NotPermitted { group: None, .. } => {
+                "Run the same command as root".to_owned()
+            }
             Self::Timeout { .. } | Self::Lost { .. } | Self::Failed { .. } => {
                 "See what it says of it: journalctl -u npu-dra".to_owned()
             }
-            Self::TooOld { .. } => "It is older than this npuctl. Compare with: npuctl version".to_owned(),
+            Self::TooOld { .. } => {
+                "It is not the admin socket of npu-dra, or npu-dra is older than this npuctl. Compare: npuctl version"
+                    .to_owned()
+            }
             Self::NoDevice(_) => "See all with: npuctl devices".to_owned(),
             Self::NoClaim(_) => "See all with: npuctl claims list".to_owned(),
             Self::Output { .. } => "Check the place that it is written to".to_owned(),
@@ -130,7 +147,16 @@ impl Failure {
     }
 }
 
-const START: &str = "The daemon is not running. Start it with: systemctl start npu-dra";
+/// What to do where nobody listens.
+fn find(socket: &Path) -> String {
+    if socket == Path::new(SOCKET) {
+        return "Nobody listens there. If npu-dra is not running: systemctl start npu-dra".to_owned();
+    }
+    format!(
+        "Nobody listens there, and npu-dra was not looked for at its usual place, {SOCKET}. \
+         Check --socket and NPUCTL_SOCKET against admin.socket of: npu-dra check-config"
+    )
+}
 
 /// An I/O error as people say it, without the number.
 fn io_text(error: &io::Error) -> String {
@@ -151,19 +177,31 @@ mod tests {
 
     #[test]
     fn each_status_has_its_exit_code() {
-        let code = |code, text: &str| Failure::of_status(&Status::new(code, text), "/s".into(), false).code();
+        let code = |code, text: &str| Failure::of_status(&Status::new(code, text), "/s".into()).code();
         for (status, text, expected) in [
             (Code::PermissionDenied, "", 5),
             (Code::FailedPrecondition, "", 6),
             (Code::NotFound, "", 3),
             (Code::Unavailable, "", 4),
             (Code::Unimplemented, "", 1),
+            (Code::InvalidArgument, "", 2),
             (Code::Internal, "", 1),
             (Code::Aborted, "", 1),
         ] {
             assert_eq!(code(status, text), expected, "{status:?}");
         }
         let broken = Status::from_error(Box::new(io::Error::other("reset")));
-        assert_eq!(Failure::of_status(&broken, "/s".into(), false).code(), 4);
+        assert_eq!(Failure::of_status(&broken, "/s".into()).code(), 4);
+    }
+
+    #[test]
+    fn starting_npu_dra_is_advised_only_where_it_listens_by_default() {
+        let advice = |socket: &str| {
+            let cause = io::ErrorKind::NotFound.into();
+            Failure::Unreachable { socket: socket.into(), cause, records: None }.advice()
+        };
+        assert!(advice(SOCKET).contains("systemctl start npu-dra"));
+        let other = advice("/tmp/other.sock");
+        assert!(!other.contains("systemctl") && other.contains(SOCKET) && other.contains("--socket"), "{other}");
     }
 }

@@ -15,11 +15,7 @@ mod table;
 mod view;
 mod watch;
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-    time::Instant,
-};
+use std::{io, process::ExitCode, time::Instant};
 
 use clap::{CommandFactory as _, Parser as _};
 use jiff::Timestamp;
@@ -44,14 +40,22 @@ const OFFLINE: u8 = 4;
 const UNWELL: u8 = 8;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            output::to_stderr(&error.render().to_string());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1));
+        }
+        // Help and version go to stdout.
+        Err(error) => error.exit(),
+    };
     match run(&cli) {
         Ok(code) => ExitCode::from(code),
         // Nobody reads any more: there is nothing left to do.
         Err(Failure::Output { cause, .. }) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let advice = human::lines(&failure.advice());
-            let _ = writeln!(io::stderr(), "npuctl: {}\n{advice}", human::plain(&failure.to_string()));
+            output::say(&format!("{}\n{advice}", human::plain(&failure.to_string())));
             ExitCode::from(failure.code())
         }
     }
@@ -92,7 +96,8 @@ impl Source {
                 match Offline::read(&global.state_dir) {
                     Ok(offline) => {
                         output.offline(&format!(
-                            "npu-dra does not answer; this is from its records in {}",
+                            "npu-dra does not answer at {}; this is from its records in {}",
+                            socket.display(),
                             global.state_dir.display()
                         ))?;
                         Ok(Self::Records(offline))
@@ -188,7 +193,7 @@ async fn ask(cli: &Cli, output: &Output) -> Result<u8, Failure> {
             };
             if *watch {
                 let client = Client::connect(&global.socket, global.timeout()).await?;
-                watch::watch(&client, output, wanted).await.map(|()| 0)
+                watch::watch(&client, output, names, wanted).await.map(|()| 0)
             } else {
                 devices(global, output, names, wanted).await
             }
@@ -247,7 +252,7 @@ async fn health(global: &Global, output: &Output, names: &[String], watch: bool)
     let wanted = |card: &CardHealth| names.is_empty() || names.contains(&card.name);
     if watch {
         let client = Client::connect(&global.socket, global.timeout()).await?;
-        return watch::watch(&client, output, wanted).await.map(|()| 0);
+        return watch::watch(&client, output, names, wanted).await.map(|()| 0);
     }
     let source = Source::open(global, output).await?;
     let (devices, now) = source.devices().await?;
@@ -356,7 +361,7 @@ async fn claims(global: &Global, output: &Output, command: &Claims) -> Result<u8
     match command {
         Claims::List { watch: true } => {
             let client = Client::connect(&global.socket, global.timeout()).await?;
-            watch::watch(&client, output, |_: &Claim| true).await.map(|()| 0)
+            watch::watch(&client, output, &[], |_: &Claim| true).await.map(|()| 0)
         }
         Claims::List { watch: false } => {
             let source = Source::open(global, output).await?;

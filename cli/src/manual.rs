@@ -23,8 +23,13 @@ fn write_page(command: &Command, is_main: bool, directory: &Path) -> io::Result<
         write_page(sub, false, directory)?;
     }
     let man = Man::new(command.clone()).manual("npu-dra");
+    let title = command.get_display_name().unwrap_or(command.get_name()).to_owned();
     let mut page = Vec::new();
-    man.render_title(&mut page)?;
+    // A title without a date must say so, or what follows is taken for one.
+    let source = concat!("npuctl ", env!("CARGO_PKG_VERSION"));
+    let mut head = Roff::new();
+    head.control("TH", [title.as_str(), "1", "\"\"", source, "npu-dra"]);
+    head.to_writer(&mut page)?;
     man.render_name_section(&mut page)?;
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
@@ -51,7 +56,7 @@ fn main_sections() -> Roff {
     text.text([roman(
         "Data goes to the standard output, words to the standard error. In a table - stands for none and ? for unknown; \
          sizes are in binary units, and exact in JSON and YAML, which are one document: apiVersion npuctl/v1, a kind, and \
-         items. Keys and columns are only ever added, columns at the right. With --watch, rows that change are printed, \
+         items. Keys and columns are only ever added, columns at the right. With --watch, which devices, health and claims list have, rows that change are printed, \
          in JSON one object a line, until Ctrl-C.",
     )]);
     text.control("PP", [])

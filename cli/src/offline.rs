@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use npu_dra::{
     admin::view,
+    daemon::settings,
     domain::{inventory::order, names::DeviceName, npu::StableId, record::Phase},
     store::{Loaded, Store},
 };
@@ -18,6 +19,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(crate) struct Offline {
     loaded: Loaded,
     boot_id: Option<String>,
+    /// Name of the driver.
+    driver: String,
 }
 
 impl Offline {
@@ -25,7 +28,7 @@ impl Offline {
     pub(crate) fn read(state_dir: &Path) -> Result<Self, String> {
         let loaded = Store::read_only(state_dir).map_err(|error| error.to_string())?;
         let boot_id = std::fs::read_to_string(BOOT_ID).ok().map(|text| text.trim().to_owned());
-        Ok(Self { loaded, boot_id })
+        Ok(Self { loaded, boot_id, driver: settings::driver_name(&|name| std::env::var(name).ok()) })
     }
 
     /// The cards that the node remembers and those that claims hold. Of health and hardware nothing is known.
@@ -66,7 +69,7 @@ impl Offline {
     /// The claims, by namespace and name.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         let card = |id: &StableId| self.loaded.node.by_stable_id(id).map(|card| card.name.to_string());
-        let claim = |record| view::claim(record, None, self.boot_id.as_deref(), &card);
+        let claim = |record| view::claim(record, &self.driver, self.boot_id.as_deref(), &card);
         let records = self.loaded.records.iter().map(claim);
         let quarantined = self.loaded.quarantined.iter().map(view::quarantined);
         let mut claims: Vec<Claim> = records.chain(quarantined).map(Into::into).collect();

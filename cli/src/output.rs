@@ -70,14 +70,14 @@ impl Output {
     /// Says something on stderr; nothing that a program needs.
     pub(crate) fn note(&self, text: &str) {
         if self.words != Words::Errors {
-            let _ = writeln!(io::stderr(), "npuctl: {text}");
+            say(text);
         }
     }
 
     /// Says on stderr what is done.
     pub(crate) fn detail(&self, text: impl FnOnce() -> String) {
         if self.words == Words::Details {
-            let _ = writeln!(io::stderr(), "npuctl: {}", text());
+            say(&text());
         }
     }
 
@@ -86,7 +86,7 @@ impl Output {
         if self.is_for_people() && self.headers {
             return Self::lines(&[format!("offline: {text}")]);
         }
-        let _ = writeln!(io::stderr(), "npuctl: offline: {text}");
+        say(&format!("offline: {text}"));
         Ok(())
     }
 
@@ -168,6 +168,16 @@ impl Output {
             _ => Self::lines(&[json(document, kind, true)?]),
         }
     }
+}
+
+/// Says something on stderr.
+pub(crate) fn say(text: &str) {
+    to_stderr(&format!("npuctl: {text}\n"));
+}
+
+/// Writes to stderr in one piece: others may write there at the same time. Nobody can be told if it is gone.
+pub(crate) fn to_stderr(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// Prints text as it is.

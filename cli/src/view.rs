@@ -471,7 +471,7 @@ impl Status {
     }
 
     fn daemon_line(&self, now: Timestamp) -> Cell {
-        let Some(daemon) = &self.daemon else { return Cell::some("not running").tone(Tone::Bad) };
+        let Some(daemon) = &self.daemon else { return Cell::some("does not answer").tone(Tone::Bad) };
         let up = daemon.started_at.map(|at| format!(", up {}", age(at, now))).unwrap_or_default();
         let word = if daemon.recovered { "running" } else { "starting" };
         Cell::some(format!("{word}, {}, pid {}{up}", daemon.version, daemon.pid))
@@ -528,7 +528,7 @@ impl Versions {
     pub(crate) fn pairs(&self) -> Vec<(&'static str, Cell)> {
         vec![
             ("npuctl", Cell::some(&self.npuctl)),
-            ("npu-dra", Cell::some(self.npu_dra.as_deref().unwrap_or("not running"))),
+            ("npu-dra", Cell::some(self.npu_dra.as_deref().unwrap_or("does not answer"))),
         ]
     }
 }

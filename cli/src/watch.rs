@@ -64,10 +64,11 @@ impl Watched for Claim {
     }
 }
 
-/// Prints what `wanted` picks, then what changes of it, until Ctrl-C.
+/// Prints what `wanted` picks, then what changes of it, until Ctrl-C. Each of `names` must be there at the start.
 pub(crate) async fn watch<T: Watched>(
     client: &Client,
     output: &Output,
+    names: &[String],
     wanted: impl Fn(&T) -> bool,
 ) -> Result<(), Failure> {
     // Ctrl-C counts from here, so it cannot come too early to end with 0.
@@ -75,10 +76,16 @@ pub(crate) async fn watch<T: Watched>(
     let watching = async {
         let mut stream = client.watch(T::request()).await?;
         let mut screen = Screen { shown: Vec::new(), header: output.headers };
+        let mut names = Some(names);
         loop {
             let answer = client.next(&mut stream).await?;
             let now = time(answer.taken_at_ms).unwrap_or_else(Timestamp::now);
             let (news, removed) = T::news(answer);
+            // The first answer has everything.
+            let names = names.take().unwrap_or_default();
+            if let Some(absent) = names.iter().find(|name| !news.iter().any(|item| item.id() == name.as_str())) {
+                return Err(Failure::NoDevice(absent.clone()));
+            }
             screen.update(output, news, &removed, &wanted, now)?;
         }
     };

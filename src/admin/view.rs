@@ -305,7 +305,7 @@ pub(super) fn claims(snapshot: &Snapshot) -> Vec<proto::Claim> {
     let mut claims: Vec<_> = snapshot
         .claims
         .iter()
-        .map(|record| claim(record, Some(driver), Some(&snapshot.node.boot_id), &card))
+        .map(|record| claim(record, driver, Some(&snapshot.node.boot_id), &card))
         .chain(snapshot.quarantined.iter().map(quarantined))
         .collect();
     claims.sort_by(|a, b| {
@@ -317,11 +317,11 @@ pub(super) fn claims(snapshot: &Snapshot) -> Vec<proto::Claim> {
     claims
 }
 
-/// A claim as its record tells it; `card` names the card of an identity. Without the driver's name CDI devices are named
-/// without their kind; without the present boot every record counts as one of an earlier boot.
+/// A claim as its record tells it, held through this driver; `card` names the card of an identity. Without the present
+/// boot every record counts as one of an earlier boot.
 pub fn claim(
     record: &Record,
-    driver: Option<&str>,
+    driver: &str,
     boot_id: Option<&str>,
     card: &dyn Fn(&StableId) -> Option<String>,
 ) -> proto::Claim {
@@ -333,10 +333,7 @@ pub fn claim(
         physical_ids: holding.physical_ids.clone(),
         admin_access: holding.admin_access,
         share_id: holding.share_id.clone(),
-        cdi_device: match driver {
-            Some(driver) => format!("{driver}/npu={}", holding.cdi_device),
-            None => holding.cdi_device.clone(),
-        },
+        cdi_device: format!("{driver}/npu={}", holding.cdi_device),
         vnpu: holding.cut.as_ref().map(|cut| part(cut, card(&holding.stable_id))),
     };
     proto::Claim {

@@ -81,7 +81,7 @@ pub(super) fn write_pages(directory: &Path) -> io::Result<()> {
 fn daemon_page() -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let man = Man::new(cli::command()).section("8").manual("npu-dra");
-    man.render_title(&mut page)?;
+    title("npu-dra", "8").to_writer(&mut page)?;
     man.render_name_section(&mut page)?;
     let mut text = Roff::new();
     text.control("SH", ["SYNOPSIS"]);
@@ -138,10 +138,16 @@ fn daemon_page() -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
+/// The head of a page. Where it has no date it must say so, or what follows is taken for one.
+fn title(name: &str, section: &str) -> Roff {
+    let mut text = Roff::new();
+    text.control("TH", [name, section, "\"\"", concat!("npu-dra ", env!("CARGO_PKG_VERSION")), "npu-dra"]);
+    text
+}
+
 fn file_page() -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    let mut text = Roff::new();
-    text.control("TH", ["npu-dra.toml", "5", "", concat!("npu-dra ", env!("CARGO_PKG_VERSION")), "npu-dra"]);
+    let mut text = title("npu-dra.toml", "5");
     text.control("SH", ["NAME"]);
     text.text([roman("npu-dra.toml - settings of the npu-dra daemon")]);
     text.control("SH", ["DESCRIPTION"]);
@@ -205,6 +211,15 @@ mod tests {
         for key in KEYS {
             assert!(example.contains(&format!("\n#{} = {}\n", key.name, default_value(key))), "{}", key.name);
             assert!(page.contains(&key.name.replace('-', "\\-")), "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn a_page_without_a_date_has_its_version_where_versions_stand() {
+        for (page, name) in [(daemon_page(), "npu-dra 8"), (file_page(), "npu-dra.toml 5")] {
+            let page = String::from_utf8(page.unwrap()).unwrap();
+            let head = format!("\n.TH {name} \"\" \"npu-dra {}\" npu-dra\n", env!("CARGO_PKG_VERSION"));
+            assert!(page.contains(&head), "{}", &page[..200]);
         }
     }
 

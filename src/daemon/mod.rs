@@ -26,7 +26,10 @@ const EXIT_SETTINGS: u8 = 2;
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let matches = cli::command().get_matches_from(args);
     match cli::task(&matches) {
-        Task::Man(directory) => outcome(manual::write_pages(&directory).context("cannot write the man pages")),
+        Task::Man(directory) => {
+            let written = manual::write_pages(&directory);
+            outcome(written.with_context(|| format!("cannot write the man pages to {}", directory.display())))
+        }
         Task::Example => outcome(say(&manual::example())),
         Task::CheckConfig => match load(&matches) {
             Ok((inputs, settings)) => match run::check_paths(&settings) {
@@ -105,6 +108,6 @@ fn outcome(result: anyhow::Result<()>) -> ExitCode {
 /// Says why, one line, and gives the exit code.
 fn failure(code: u8, error: &anyhow::Error) -> ExitCode {
     // Nobody can be told if stderr is gone.
-    let _ = writeln!(io::stderr().lock(), "npu-dra: {error:#}");
+    let _ = io::stderr().write_all(format!("npu-dra: {error:#}\n").as_bytes());
     code.into()
 }

@@ -71,9 +71,10 @@ pub enum LoadError {
     /// A newer version wrote here; this one would lose what it does not understand.
     #[error(
         "{} has format {format}, written by {writer}; this version reads up to format {}: install {writer} again, or \
-         remove the file to forget the claim",
+         remove the file to forget {}",
         path.display(),
-        envelope::FORMAT
+        envelope::FORMAT,
+        if path.ends_with("node.json") { "the names, faults and holds of the cards" } else { "the claim" }
     )]
     Newer {
         /// Which file.

@@ -293,6 +293,8 @@ fn a_newer_format_stops_the_start_and_changes_nothing() {
         let error = store.load().unwrap_err().to_string();
         assert!(error.contains("has format 2, written by npu-dra 7.1.0"), "{error}");
         assert!(error.contains(&path.display().to_string()), "{error}");
+        let lost = if of_node { "to forget the names, faults and holds of the cards" } else { "to forget the claim" };
+        assert!(error.ends_with(lost), "{error}");
         assert!(Store::read_only(store.dir()).is_err());
         assert_eq!(tree(store.dir()), before);
     }

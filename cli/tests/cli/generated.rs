@@ -12,7 +12,14 @@ fn manual_pages_are_written_one_a_command() {
     assert_eq!(run(&mut npuctl(dir.path(), &args)), (0, String::new(), String::new()));
     let page = |name: &str| std::fs::read_to_string(target.join(format!("{name}.1"))).unwrap();
     let main = page("npuctl");
-    assert!(main.contains(".TH npuctl 1"), "{main}");
+    let title = |name: &str, section: &str| {
+        format!("\n.TH {name} {section} \"\" \"npuctl {}\" npu-dra\n", env!("CARGO_PKG_VERSION"))
+    };
+    for name in ["npuctl", "npuctl-cordon", "npuctl-claims-list"] {
+        let page = page(name);
+        let head: Vec<_> = page.lines().filter(|line| line.starts_with(".TH")).collect();
+        assert!(page.contains(&title(name, "1")), "{name}: {head:?}");
+    }
     for part in ["EXIT STATUS", "NPUCTL_SOCKET", "\\-\\-no\\-headers", "/run/npu\\-dra/admin.sock", "SEE ALSO"] {
         assert!(main.contains(part), "{part} is not in {main}");
     }

@@ -188,3 +188,49 @@ fn release_frees_the_card_and_tells_whose_it_was() {
     let (code, ..) = fixture::run(&mut daemon.npuctl(&["claims", "show", fixture::TRAIN]));
     assert_eq!(code, 3);
 }
+
+#[test]
+fn a_claim_has_the_same_cdi_devices_online_and_offline() {
+    if !fixture::is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (state, socket) = (dir.path().join("state"), dir.path().join("absent.sock"));
+    let store = Store::open(&state, None).unwrap();
+    for record in fixture::records(fixture::cards().0.npus()) {
+        store.write(&record).unwrap();
+    }
+    drop(store);
+    let args = ["claims", "show", fixture::TRAIN, "-o", "json"];
+    let devices = |command: &mut std::process::Command| {
+        let (_, json, words) = fixture::run(command);
+        let json: serde_json::Value = serde_json::from_str(&json).expect(&words);
+        json["items"][0]["devices"][0]["cdiDevice"].as_str().unwrap().to_owned()
+    };
+    let daemon = Daemon::start();
+    let online = devices(&mut daemon.npuctl(&args));
+    assert!(online.starts_with("npu.huawei.com/npu="), "{online}");
+    let offline = |driver: &str| {
+        devices(fixture::npuctl(&socket, &args).env("NPUCTL_STATE_DIR", &state).env("DRIVER_NAME", driver))
+    };
+    assert_eq!(offline(""), online);
+    assert_eq!(offline("npu.example.com"), online.replace("npu.huawei.com", "npu.example.com"));
+}
+
+#[test]
+fn a_reason_that_is_too_long_or_has_more_than_one_line_is_exit_2() {
+    let daemon = Daemon::start();
+    let long = "x".repeat(257);
+    for command in [&["cordon", "npu-0"][..], &["drain", "npu-0"], &["backend", "suspend"]] {
+        for (reason, why) in [
+            (long.as_str(), "npuctl: the reason has 257 bytes; at most 256 are allowed\n"),
+            ("two\nlines", "npuctl: the reason has a line break or another control character"),
+        ] {
+            let (code, data, words) = fixture::run(&mut daemon.npuctl(&[command, &["--reason", reason]].concat()));
+            assert_eq!((code, data.as_str()), (2, ""), "{command:?}: {words}");
+            assert!(words.starts_with(why) && !words.contains("journalctl"), "{words}");
+        }
+        let (code, ..) = fixture::run(&mut daemon.npuctl(&[command, &["--reason", &long[1..]]].concat()));
+        assert_eq!(code, 0, "{command:?}");
+    }
+}

@@ -10,13 +10,16 @@ fn a_daemon_that_is_down_is_exit_4_with_what_to_do() {
     let absent = dir.path().join("absent.sock");
     let dead = dir.path().join("dead.sock");
     drop(UnixListener::bind(&dead).unwrap());
-    for (socket, why) in [(&absent, "no such file"), (&dead, "connection refused")] {
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for (socket, why) in [(&absent, "no such file"), (&dead, "connection refused"), (&file, "it is no socket")] {
         for args in
             [&["devices"][..], &["claims", "list"], &["slices"], &["status"], &["vnpu", "list"], &["devices", "-w"]]
         {
             let expected = format!(
                 "npuctl: cannot reach npu-dra at {}: {why}\n  \
-                 The daemon is not running. Start it with: systemctl start npu-dra\n",
+                 Nobody listens there, and npu-dra was not looked for at its usual place, /run/npu-dra/admin.sock. \
+                 Check --socket and NPUCTL_SOCKET against admin.socket of: npu-dra check-config\n",
                 socket.display()
             );
             assert_eq!(run(&mut npuctl(socket, args)), (4, String::new(), expected), "{args:?}");
@@ -54,7 +57,7 @@ fn our_own_version_is_told_even_if_the_daemon_is_down() {
     let dir = tempfile::tempdir().unwrap();
     let (code, data, words) = run(&mut npuctl(&dir.path().join("absent.sock"), &["version"]));
     assert_eq!(code, 4);
-    assert_eq!(data, format!("npuctl    {}\nnpu-dra   not running\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(data, format!("npuctl    {}\nnpu-dra   does not answer\n", env!("CARGO_PKG_VERSION")));
     assert!(words.starts_with("npuctl: cannot reach npu-dra"), "{words}");
 }
 
@@ -68,6 +71,45 @@ fn a_daemon_that_does_not_answer_is_exit_4_after_the_timeout() {
         let expected = format!("npuctl: npu-dra at {} did not answer within 100ms\n", socket.display());
         assert_eq!(code, 4, "{words}");
         assert!(words.starts_with(&expected), "{words}");
+    }
+}
+
+#[test]
+fn another_service_behind_the_socket_is_not_said_to_be_an_older_npu_dra() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("health.sock");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = {
+        let _guard = runtime.enter();
+        tokio::net::UnixListener::bind(&socket).unwrap()
+    };
+    let incoming = futures::stream::unfold(listener, |listener| async move {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        Some((accepted, listener))
+    });
+    let other = tonic::transport::Server::builder().add_routes(tonic::service::Routes::default());
+    runtime.spawn(async move { other.serve_with_incoming(Box::pin(incoming)).await });
+    let (code, _, words) = run(&mut npuctl(&socket, &["devices"]));
+    assert_eq!(code, 1, "{words}");
+    assert!(words.contains("\n  It is not the admin socket of npu-dra, or npu-dra is older"), "{words}");
+    runtime.shutdown_background();
+}
+
+#[test]
+fn an_error_is_written_in_one_piece() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["slices"][..], &["slices", "--nonsense"], &["claims", "release", "a"]] {
+        // Each write to such a socket is a message of its own.
+        let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut command = npuctl(&dir.path().join("absent.sock"), args);
+        let status = command.stderr(std::os::fd::OwnedFd::from(theirs)).status().unwrap();
+        drop(command);
+        assert!(!status.success());
+        let mut text = [0; 4096];
+        let size = ours.recv(&mut text).unwrap();
+        assert!(text[..size].ends_with(b"\n") && text[..size].contains(&b' '), "{args:?}");
+        ours.set_nonblocking(true).unwrap();
+        assert!(!ours.recv(&mut text).is_ok_and(|size| size > 0), "{args:?}: more than one write");
     }
 }
 

@@ -127,6 +127,20 @@ fn a_watch_keeps_to_names_and_health() {
 }
 
 #[test]
+fn a_watch_of_a_card_that_is_not_there_ends_with_exit_3() {
+    let daemon = Daemon::start();
+    for args in [
+        &["devices", "-w", "npu-1", "npu-99"][..],
+        &["health", "npu-99", "-w"],
+        &["health", "-w", "-o", "json", "npu-99"],
+    ] {
+        let (code, words) = Watching::start(&mut daemon.npuctl(args)).end(BOUND);
+        let expected = "npuctl: no NPU named npu-99 on this node\n  See all with: npuctl devices\n";
+        assert_eq!((code, words.as_str()), (3, expected), "{args:?}");
+    }
+}
+
+#[test]
 fn a_watch_whose_reader_has_gone_ends_well() {
     let daemon = Daemon::start();
     let (reader, writer) = std::io::pipe().unwrap();

@@ -333,6 +333,15 @@ fn log_level(inputs: &Inputs) -> Result<String, SettingsError> {
     }
 }
 
+/// The name that the driver has by the settings files of this host and a variable; the usual one where they cannot be
+/// read, since the daemon does not start by such files.
+pub fn driver_name(variable: &dyn Fn(&str) -> Option<String>) -> String {
+    let only_this = |name: &str| variable(name).filter(|_| name == keys::DRIVER_NAME.variable());
+    let given = Given { config: None, flag: &|_| None, variable: &only_this, host_name: "" };
+    let inputs = read(&given).unwrap_or_default();
+    inputs.text(&keys::DRIVER_NAME)
+}
+
 /// How health is judged.
 fn policy(inputs: &Inputs) -> Result<Policy, SettingsError> {
     let table = Table {
