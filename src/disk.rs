@@ -2,8 +2,9 @@
 //! one step below both.
 //!
 //! A replace is: temporary file in the same directory, fsync, rename, fsync of the directory. A crash at any point
-//! leaves the old content or the new one. Temporary names begin with `.` and end in `.tmp`, so that neither a reader of
-//! records nor a container runtime takes one for a file.
+//! leaves the old content or the new one. [`put`] and [`remove`] leave out the last step, so that one [`sync_dir`]
+//! serves several of them: every process sees them done, a power cut may undo them until then. Temporary names begin
+//! with `.` and end in `.tmp`, so that neither a reader of records nor a container runtime takes one for a file.
 
 use std::{
     ffi::OsStr,
@@ -50,22 +51,30 @@ pub fn is_temporary(name: &OsStr) -> bool {
     bytes.starts_with(b".") && bytes.ends_with(b".tmp")
 }
 
-/// Replaces a file whole, with this mode whatever the umask says. When it returns the new content is durable.
+/// Replaces a file whole, with this mode whatever the umask says. When it returns every process finds the new content;
+/// a power cut leaves the old content or the new one, and the new one for certain once [`sync_dir`] was called.
 ///
-/// After an error the temporary file is gone and the old content stays; only if the very last step (fsync of the
-/// directory) failed may an existing file have its new content already. A file that did not exist does not exist then.
-pub fn replace(path: &Path, contents: &[u8], mode: u32) -> Result<(), DiskError> {
+/// After an error the temporary file is gone and the old content stays.
+pub fn put(path: &Path, contents: &[u8], mode: u32) -> Result<(), DiskError> {
     let (dir, name) = parts(path)?;
-    let existed = path.symlink_metadata().is_ok();
     let temporary = dir.join(temporary_name(name));
-    let written = write_new(&temporary, contents, mode)
+    write_new(&temporary, contents, mode)
         .map_err(DiskError::at("write", path))
-        .and_then(|()| fs::rename(&temporary, path).map_err(DiskError::at("replace", path)));
-    if written.is_err() {
-        // The sweep at the next start takes what cannot be removed now.
-        let _ = fs::remove_file(&temporary);
-        return written;
-    }
+        .and_then(|()| fs::rename(&temporary, path).map_err(DiskError::at("replace", path)))
+        .inspect_err(|_| {
+            // The sweep at the next start takes what cannot be removed now.
+            let _ = fs::remove_file(&temporary);
+        })
+}
+
+/// As [`put`], and when it returns the new content is durable.
+///
+/// After an error the old content stays; only if the very last step (fsync of the directory) failed may an existing
+/// file have its new content already. A file that did not exist does not exist then.
+pub fn replace(path: &Path, contents: &[u8], mode: u32) -> Result<(), DiskError> {
+    let (dir, _) = parts(path)?;
+    let existed = path.symlink_metadata().is_ok();
+    put(path, contents, mode)?;
     sync_dir(dir).inspect_err(|_| {
         if !existed {
             let _ = fs::remove_file(path);
@@ -73,11 +82,10 @@ pub fn replace(path: &Path, contents: &[u8], mode: u32) -> Result<(), DiskError>
     })
 }
 
-/// Removes a file durably; true if it was there.
+/// Removes a file; true if it was there. A power cut may bring it back until [`sync_dir`] was called.
 pub fn remove(path: &Path) -> Result<bool, DiskError> {
-    let (dir, _) = parts(path)?;
     match fs::remove_file(path) {
-        Ok(()) => sync_dir(dir).map(|()| true),
+        Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(DiskError::at("remove", path)(error)),
     }
@@ -195,6 +203,20 @@ mod tests {
         }
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
         assert_eq!(names(dir.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn what_is_put_or_removed_is_seen_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        put(&path, b"one", 0o600).unwrap();
+        put(&path, b"two", 0o640).unwrap();
+        assert_eq!(read(&path, 100).unwrap(), b"two");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        assert_eq!(names(dir.path()), ["a.json"]);
+        assert!(remove(&path).unwrap());
+        assert!(!remove(&path).unwrap());
+        assert!(names(dir.path()).is_empty());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Everything is looked up below the host root, and written down as the host knows it.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs, io,
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -96,10 +97,11 @@ impl Host {
             OptionalBind::RootInfo => fixed("/etc/hccl_rootinfo.json"),
             OptionalBind::Topo => part("driver/topo"),
         });
+        let mut plain = BTreeSet::new();
         let usual = DRIVER_PARTS.into_iter().map(part).chain(FIXED.into_iter().map(fixed));
         usual
             .chain(optional)
-            .filter(|(host, _)| self.is_there(host))
+            .filter(|(host, _)| self.is_there(host, &mut plain))
             .map(|(host, container)| Mount {
                 host_path: host.display().to_string(),
                 container_path: container.display().to_string(),
@@ -127,14 +129,15 @@ impl Host {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// True if the host finds something at a path of its own; its absolute links stay below its root.
-    fn is_there(&self, path: &Path) -> bool {
+    /// True if the host finds something at a path of its own; its absolute links stay below its root. `plain` is what
+    /// was found before and is no link.
+    fn is_there(&self, path: &Path, plain: &mut BTreeSet<PathBuf>) -> bool {
         // Below the true root that is what the kernel finds.
-        if self.root == Path::new("/") { path.exists() } else { self.walked(path) }
+        if self.root == Path::new("/") { path.exists() } else { self.walked(path, plain) }
     }
 
     /// The same below another root, one part of the path after the other.
-    fn walked(&self, path: &Path) -> bool {
+    fn walked(&self, path: &Path, plain: &mut BTreeSet<PathBuf>) -> bool {
         let mut todo: Vec<OsString> = path.components().rev().map(|part| part.as_os_str().to_owned()).collect();
         let mut here = PathBuf::from("/");
         let mut links = 0;
@@ -147,6 +150,10 @@ impl Host {
                 }
                 _ => {
                     let next = here.join(&part);
+                    if plain.contains(&next) {
+                        here = next;
+                        continue;
+                    }
                     match fs::read_link(self.at(&next)) {
                         Ok(_) if links == LINKS_MAX => return false,
                         Ok(target) => {
@@ -154,7 +161,10 @@ impl Host {
                             todo.extend(target.components().rev().map(|part| part.as_os_str().to_owned()));
                         }
                         // What is no link is there, or it is not.
-                        Err(error) if error.kind() == io::ErrorKind::InvalidInput => here = next,
+                        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                            plain.insert(next.clone());
+                            here = next;
+                        }
                         Err(_) => return false,
                     }
                 }
@@ -187,19 +197,24 @@ mod tests {
         symlink("../../absolute/file", at("opt/real/up")).unwrap();
         symlink("/proc/self", at("outside")).unwrap();
         symlink("loop", at("loop")).unwrap();
-        for there in ["/absolute/file", "/relative/file", "/opt/real/up", "/opt"] {
-            assert!(host.is_there(Path::new(there)), "{there}");
+        let mut plain = BTreeSet::new();
+        for turn in ["anew", "with what is known"] {
+            for there in ["/absolute/file", "/relative/file", "/opt/real/up", "/opt"] {
+                assert!(host.is_there(Path::new(there), &mut plain), "{there}, {turn}");
+            }
+            for absent in ["/outside", "/loop", "/absent", "/opt/real/file/below", "/absolute/no"] {
+                assert!(!host.is_there(Path::new(absent), &mut plain), "{absent}, {turn}");
+            }
         }
-        for absent in ["/outside", "/loop", "/absent", "/opt/real/file/below", "/absolute/no"] {
-            assert!(!host.is_there(Path::new(absent)), "{absent}");
-        }
+        assert_eq!(plain, ["/opt", "/opt/real", "/opt/real/file"].map(PathBuf::from).into());
     }
 
     #[test]
     fn below_the_true_root_the_kernel_and_the_walk_agree() {
         let host = Host { root: "/".into() };
         for path in ["/dev/null", "/etc", "/proc/self/exe", "/etc/../etc/passwd", "/absent", "/dev/null/below"] {
-            assert_eq!(host.is_there(Path::new(path)), host.walked(Path::new(path)), "{path}");
+            let (path, mut plain) = (Path::new(path), BTreeSet::new());
+            assert_eq!(host.is_there(path, &mut plain), host.walked(path, &mut plain), "{}", path.display());
         }
     }
 

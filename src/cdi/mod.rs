@@ -1,8 +1,9 @@
 //! CDI files: what a container runtime adds to a container that uses devices of a claim.
 //!
-//! One file a claim, `<driver>-claim_<uid>.json`, of kind `<driver>/npu`. Files of others are left alone. Everything
-//! here blocks: callers use a pool of threads. Calls for different claims may run at the same time; for one claim the
-//! caller orders them. Only the owner of the state directory may open the CDI root: leftovers are swept.
+//! One file a claim, `<driver>-claim_<uid>.json`, of kind `<driver>/npu`. Files of others are left alone. What is
+//! written or removed is seen by every process at once and durable once [`Cdi::settle`] has returned. Everything here
+//! blocks: callers use a pool of threads. Calls for different claims may run at the same time; for one claim the caller
+//! orders them. Only the owner of the state directory may open the CDI root: leftovers are swept.
 
 mod host;
 mod spec;
@@ -132,7 +133,7 @@ impl Cdi {
         Ok(cdi)
     }
 
-    /// Makes the file of a claim be as given; true if it had to be written.
+    /// Makes the file of a claim be as given, durably after [`settle`](Self::settle); true if it had to be written.
     ///
     /// Device nodes and binds are those that the host has now. After an error the file is as it was.
     pub fn ensure(&self, injection: &Injection) -> Result<bool, CdiError> {
@@ -142,7 +143,7 @@ impl Cdi {
             return Ok(false);
         }
         disk::create_dir(&self.settings.root, 0o755)?;
-        disk::replace(&path, &contents, 0o644)?;
+        disk::put(&path, &contents, 0o644)?;
         match disk::read(&path, FILE_MAX) {
             Ok(found) if found == contents => Ok(true),
             Ok(_) => Err(CdiError::ReadBack { path, why: "the content is another".to_owned() }),
@@ -150,9 +151,17 @@ impl Cdi {
         }
     }
 
-    /// Removes the file of a claim; true if it was there.
+    /// Removes the file of a claim, durably after [`settle`](Self::settle); true if it was there.
     pub fn remove(&self, uid: &ClaimUid) -> Result<bool, CdiError> {
         Ok(disk::remove(&self.path(uid))?)
+    }
+
+    /// Makes all that was written and removed durable, whoever did it. An absent root holds nothing and is no error.
+    pub fn settle(&self) -> Result<(), CdiError> {
+        match disk::sync_dir(&self.settings.root) {
+            Err(error) if error.cause.kind() != io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// True if a claim has a file.

@@ -224,7 +224,9 @@ fn a_root_that_vanishes_is_made_again_and_holds_nothing_meanwhile() {
     assert!(cdi.list().unwrap().is_empty());
     assert!(!cdi.exists(&uid()).unwrap());
     assert!(!cdi.remove(&uid()).unwrap());
+    cdi.settle().expect("nothing is there to be lost");
     assert!(cdi.ensure(&injection(&[(VDIE, &[3])])).unwrap());
+    cdi.settle().unwrap();
     assert_eq!(cdi.list().unwrap().len(), 1);
 }
 

@@ -77,6 +77,13 @@ impl Disk for Files {
         }
     }
 
+    fn settle(&self, steps: &[Step]) -> Result<(), String> {
+        let of = |records: bool| steps.iter().any(|step| step.is_of_record() == records);
+        let records = if of(true) { self.store.settle().map_err(text) } else { Ok(()) };
+        let files = if of(false) { self.cdi.settle().map_err(text) } else { Ok(()) };
+        records.and(files)
+    }
+
     fn has_file(&self, uid: &ClaimUid) -> Result<bool, String> {
         self.cdi.exists(uid).map_err(text)
     }

@@ -1,8 +1,9 @@
 //! What to do for a claim: prepare, unprepare, recover. Each gives ordered steps or a typed refusal.
 //!
-//! A plan's steps are done in order, each one durable before the next begins. A crash between two of them leaves a
-//! state from which [`recover`], or the same call again, goes on. A step that fails is answered by undoing those
-//! before it, last first ([`Step::undo`]).
+//! A plan's steps are done in order, and durable together: before a vendor's call, and before the answer. Whatever a
+//! crash of the process leaves of them, or a power cut, which may undo them in any order until then, is a state from
+//! which [`recover`], or the same call again, goes on. A step that fails is answered by undoing those before it, last
+//! first ([`Step::undo`]).
 //!
 //! ```text
 //! prepare, whole NPU:  Write(record) → Inject(CDI file) → answer
@@ -98,7 +99,7 @@ pub struct FoundFile {
     pub content: Option<Injection>,
 }
 
-/// One durable act.
+/// One act on the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Write the record of a claim.
@@ -121,6 +122,11 @@ impl Step {
             // The claim was prepared before: its file stays.
             (Self::Inject(_), Some(_)) | (Self::Withdraw(_) | Self::Forget(_), _) => None,
         }
+    }
+
+    /// True for a step of a record, false for one of a CDI file.
+    pub fn is_of_record(&self) -> bool {
+        matches!(self, Self::Write(_) | Self::Forget(_))
     }
 
     /// Name of the step, for messages and metrics.
@@ -252,7 +258,9 @@ pub fn prepare(world: World<'_>, claim: &AllocatedClaim) -> Result<Prepare, Refu
         before.filter(|before| before.boot_id == node.boot_id).map_or(world.now, |before| before.prepared_at);
     let record = Record { claim: reference.clone(), boot_id: node.boot_id.clone(), phase, prepared_at, devices };
     let mut steps = Vec::with_capacity(2);
-    if before != Some(&record) {
+    // An intent is always written: one that is known may be left of a prepare that could not be undone, and the disk
+    // may not have it.
+    if before != Some(&record) || !orders.is_empty() {
         steps.push(Step::Write(Box::new(record.clone())));
     }
     if orders.is_empty() {
@@ -1552,6 +1560,9 @@ mod tests {
         let again = prepare(rebooted(idle()).world(), &wanted).unwrap();
         assert_eq!((again.orders.len(), again.record.phase), (1, Phase::Intent));
         assert_eq!(again.orders[0].id, 100, "the vendor's replay may still come, and must find it there");
+        let mut known = rebooted(idle());
+        known.ledger.insert(again.record.clone());
+        assert_eq!(prepare(known.world(), &wanted).unwrap().steps, again.steps, "the disk may not have the intent");
         assert!(
             matches!(refusal(&rebooted(other), &wanted), Refusal::VnpuLost { .. }),
             "another template there is not ours"

@@ -12,6 +12,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    slice,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -324,7 +325,10 @@ async fn prepare_whole(core: &Arc<Core>, allocated: &AllocatedClaim, cancel: &Ca
     let outcome = match tokio::task::spawn_blocking(run).await {
         Ok(outcome) => outcome,
         // A panic in a step: what reached the disk is unknown, so the claim keeps its devices until it is unprepared.
-        Err(panic) => return Err(Refusal::Internal(claim.clone(), panic.to_string())),
+        Err(panic) => {
+            doubt(core, prepare.record);
+            return Err(Refusal::Internal(claim.clone(), panic.to_string()));
+        }
     };
     match outcome {
         Outcome::Done => Ok(prepared(core, &prepare.record, before.is_some())),
@@ -335,8 +339,17 @@ async fn prepare_whole(core: &Arc<Core>, allocated: &AllocatedClaim, cancel: &Ca
                 None => Err(Refusal::Overtaken(claim.clone())),
             }
         }
-        Outcome::Stuck { step, why } => Err(Refusal::Failed { claim: claim.clone(), what: step, why }),
+        Outcome::Stuck { step, why } => {
+            doubt(core, prepare.record);
+            Err(Refusal::Failed { claim: claim.clone(), what: step, why })
+        }
     }
+}
+
+/// Keeps a claim of whole cards whose record the disk may have or not. Its next prepare takes the record for one of an
+/// earlier boot, and writes it again.
+fn doubt(core: &Core, record: Record) {
+    core.state.enter(Record { boot_id: String::new(), ..record });
 }
 
 fn prepared(core: &Core, record: &Record, replay: bool) -> Vec<PreparedDevice> {
@@ -516,7 +529,12 @@ async fn run_unprepare(core: &Arc<Core>, claim: &ClaimRef, force: bool) -> Resul
     };
     let release = core.state.release(&claim.uid, traces, force)?;
     if release.cuts.is_empty() {
-        steps::on_disk(core, [release.first, release.last].concat()).await.map_err(failed)?;
+        if let Err(why) = steps::on_disk(core, [release.first, release.last].concat()).await {
+            if let Some(record) = core.state.record(&claim.uid) {
+                doubt(core, record);
+            }
+            return Err(failed(why));
+        }
     } else {
         let writes = release.first.iter().find_map(|step| match step {
             Step::Write(record) => Some((**record).clone()),
@@ -653,7 +671,8 @@ fn recover_one(core: &Core, step: &Step) -> bool {
     }
     let mut is_done = true;
     if core.state.still_holds(step) {
-        match (core.disk.apply(step), step) {
+        let done = core.disk.apply(step).and_then(|()| core.disk.settle(slice::from_ref(step)));
+        match (done, step) {
             (Ok(()), Step::Write(_)) => core.outbox.say(&Notice::Rebuilt { uid: uid.to_string() }),
             (Ok(()), Step::Withdraw(_)) => core.outbox.say(&Notice::Swept { uid: uid.to_string() }),
             (Ok(()), _) => {}

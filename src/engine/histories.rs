@@ -1,9 +1,9 @@
 //! Random histories of a node that is cut: whatever happens in whatever order, nothing is leaked, nothing of others is
 //! touched, nothing is over-committed.
 //!
-//! Prepares, unprepares, kills at any effect, reboots, lost cards, foreign changes, failing vendor calls. What a history
-//! must keep is judged by [`Judge`], which knows only the hardware, the CDI files and the answers. Planted faults prove
-//! that it sees what it is there for.
+//! Prepares, unprepares, kills at any effect, reboots, power cuts, lost cards, foreign changes, failing vendor calls.
+//! What a history must keep is judged by [`Judge`], which knows only the hardware, the CDI files and the answers.
+//! Planted faults prove that it sees what it is there for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +51,8 @@ enum Broken {
     RecordsForgotten,
     /// A prepare that kubelet gave up long ago counts as a new one.
     LatePrepare,
+    /// Kubelet is answered although nothing was made durable.
+    NeverSettled,
 }
 
 /// The process and its mortality: after a number of effects nothing that it does has any.
@@ -94,6 +96,14 @@ impl Disk for Desk {
         match step {
             Step::Write(record) if self.broken == Broken::IntentSkipped && record.phase == Phase::Intent => Ok(()),
             step => self.paper.apply(step),
+        }
+    }
+
+    fn settle(&self, steps: &[Step]) -> Result<(), String> {
+        match self.broken {
+            _ if !self.life.lives() => Err("killed".to_owned()),
+            Broken::NeverSettled => Ok(()),
+            _ => self.paper.settle(steps),
         }
     }
 
@@ -250,6 +260,8 @@ struct Judge {
     either: BTreeSet<u32>,
     /// Claims that were answered as prepared, with their answers.
     prepared: BTreeMap<ClaimUid, Vec<PreparedDevice>>,
+    /// Claims that were answered as released, and have not been asked for since.
+    released: BTreeSet<ClaimUid>,
     /// vNPUs of ours that somebody else destroyed.
     lost: BTreeSet<ClaimUid>,
 }
@@ -322,6 +334,8 @@ impl Story {
         boot: u64,
         broken: Broken,
     ) -> (Engine, CancellationToken) {
+        // As the store does when it loads.
+        paper.settle_directory(true);
         let records = paper.records.lock().unwrap().values().cloned().collect();
         let records = if broken == Broken::RecordsForgotten { Vec::new() } else { records };
         let memory = paper.node.lock().unwrap().clone().unwrap_or_default();
@@ -370,12 +384,17 @@ impl Story {
         tokio::time::timeout(Duration::from_secs(20), wait).await.expect("the engine comes to rest");
     }
 
-    /// The process ends without a word, and a new one starts.
-    async fn restart(&mut self) {
+    /// The process ends without a word.
+    async fn end_process(&mut self) {
         self.life.effects_left.store(0, Ordering::SeqCst);
         self.life.dead.store(true, Ordering::SeqCst);
         let _ = tokio::time::timeout(Duration::from_secs(20), self.engine.core.claims.idle()).await;
         self.shutdown.cancel();
+    }
+
+    /// The process ends without a word, and a new one starts.
+    async fn restart(&mut self) {
+        self.end_process().await;
         self.life = Life::immortal();
         (self.engine, self.shutdown) =
             Self::start(&self.hardware, &self.paper, &self.bookings, &self.life, self.boot, self.broken);
@@ -394,6 +413,7 @@ impl Story {
             self.bookings.0.lock().unwrap().insert(claim.uid.clone(), (device, part));
             self.judge.prepared.remove(&claim.uid);
         }
+        self.judge.released.remove(&claim.uid);
         let answer = self.engine.prepare(self.engine.received(), claim.clone()).await;
         self.log.push(format!(
             "  prepare {}: {:?}",
@@ -426,6 +446,7 @@ impl Story {
         }
         if answer.is_ok() {
             self.judge.lost.remove(&claim.uid);
+            self.judge.released.insert(claim.uid.clone());
             // A prepare that was received before brings nothing back.
             let late = if self.broken == Broken::LatePrepare { self.engine.received() } else { stale };
             let late = self.engine.prepare(late, claim.clone()).await;
@@ -440,37 +461,19 @@ impl Story {
     async fn turn(&mut self) -> Result<(), String> {
         let claim = Self::claim(self.dice.roll(CLAIMS));
         let before = self.dice.0;
-        let kind = self.dice.roll(20);
+        let kind = self.dice.roll(22);
         self.dice.0 = before;
         let effects = self.life.effects_left.load(Ordering::SeqCst);
         self.log.push(format!("{kind} {claim}{}", if effects == u64::MAX { "" } else { " (dying)" }));
         let fault = Fault::Failed { backend: "memory", call: "it".to_owned(), why: "told so".to_owned() };
-        match self.dice.roll(20) {
+        match self.dice.roll(22) {
             0..=7 => self.prepare(&claim).await?,
             8..=11 => self.unprepare(&claim).await?,
             12 | 13 => {
-                self.life.effects_left.store(self.dice.roll(6), Ordering::SeqCst);
-                if self.dice.roll(2) == 0 {
-                    self.prepare(&claim).await?;
-                } else {
-                    self.unprepare(&claim).await?;
-                }
+                self.die_at_work(&claim).await?;
                 self.restart().await;
             }
-            14 => {
-                self.boot += 1;
-                let kept: BTreeSet<_> = self.hardware.vnpus().into_keys().collect();
-                self.hardware.reboot();
-                let back: BTreeSet<_> = self.hardware.replay().into_iter().collect();
-                for id in kept.difference(&back) {
-                    self.judge.foreign.remove(id);
-                }
-                // What the replay brings back for a claim that is gone by now is nobody's.
-                self.judge.prepared.clear();
-                self.restart().await;
-                let named = self.named();
-                self.judge.foreign.extend(back.into_iter().filter(|id| !named.contains(id)));
-            }
+            14 => self.reboot().await,
             15 => {
                 let chip = u32::try_from(self.dice.roll(u64::from(CARDS))).unwrap();
                 let template = if self.scan.chips[0].ai_cores == Some(24) { "vir06_1c_16g" } else { "vir05_1c_8g" };
@@ -512,14 +515,62 @@ impl Story {
                 }
                 self.hardware.unplant();
             }
+            20 | 21 => {
+                self.die_at_work(&claim).await?;
+                self.cut_power().await?;
+            }
             _ => {
                 let gone = u32::try_from(self.dice.roll(u64::from(CARDS))).unwrap();
                 self.hardware.drop_chip(gone);
+                self.judge.released.remove(&claim.uid);
                 let _ = self.engine.prepare(self.engine.received(), claim.clone()).await;
                 self.hardware.set_scan(self.scan.clone());
                 self.restart().await;
                 // Whatever was answered while the card was away, the record says it.
                 self.judge.prepared.retain(|uid, _| self.paper.records.lock().unwrap().contains_key(uid));
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares or unprepares; the process dies after a few effects.
+    async fn die_at_work(&mut self, claim: &ClaimRef) -> Result<(), String> {
+        self.life.effects_left.store(self.dice.roll(6), Ordering::SeqCst);
+        if self.dice.roll(2) == 0 { self.prepare(claim).await } else { self.unprepare(claim).await }
+    }
+
+    async fn reboot(&mut self) {
+        self.boot += 1;
+        let kept: BTreeSet<_> = self.hardware.vnpus().into_keys().collect();
+        self.hardware.reboot();
+        let back: BTreeSet<_> = self.hardware.replay().into_iter().collect();
+        for id in kept.difference(&back) {
+            self.judge.foreign.remove(id);
+        }
+        self.judge.prepared.clear();
+        self.restart().await;
+        // What the replay brings back for a claim that is gone by now is nobody's; for one that was cut off it is gone.
+        let (named, there) = (self.named(), self.hardware.vnpus());
+        self.judge.foreign.extend(back.into_iter().filter(|id| !named.contains(id) && there.contains_key(id)));
+    }
+
+    /// A reboot at which either directory may lose what was not settled. What kubelet was told stays.
+    async fn cut_power(&mut self) -> Result<(), String> {
+        self.end_process().await;
+        let (records, files) = (self.dice.roll(2) == 0, self.dice.roll(2) == 0);
+        self.log.push(format!("  power cut, unsettled records lost: {records}, files lost: {files}"));
+        self.paper.lose(records, files);
+        let prepared: Vec<_> = self.judge.prepared.keys().cloned().collect();
+        self.reboot().await;
+        for uid in prepared {
+            if !self.paper.has_file(&uid)? {
+                return Err(format!("{uid} was answered as prepared, and a power cut took its CDI file"));
+            }
+        }
+        for uid in &self.judge.released {
+            let held = |record: &Record| record.phase != Phase::Releasing;
+            if self.paper.has_file(uid)? || self.paper.records.lock().unwrap().get(uid).is_some_and(held) {
+                return Err(format!("{uid} was answered as released, and a power cut brought it back"));
             }
         }
         Ok(())
@@ -723,6 +774,7 @@ async fn every_planted_fault_is_caught() {
         Broken::WrongIdDestroyed,
         Broken::RecordsForgotten,
         Broken::LatePrepare,
+        Broken::NeverSettled,
     ] {
         let mut caught = None;
         for seed in 1..=400 {

@@ -2,7 +2,7 @@
 //!
 //! * `state` is the only thing that changes: synchronous, its lock is never held over an await.
 //! * `claims` runs one job per claim UID: equal requests join, an unprepare overtakes a prepare.
-//! * `steps` does a plan's durable steps, one after the other, on the bounded blocking pool, and undoes them.
+//! * `steps` does a plan's steps on the bounded blocking pool, makes them durable together, or undoes them.
 //! * `health` keeps inventory, health and the published pool in step with the hardware.
 //! * `suspended` takes the vendor's software from us and gives it back.
 //! * `sensors` tells what the cards' sensors say.

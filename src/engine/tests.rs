@@ -53,18 +53,49 @@ impl Backend for Hardware {
     }
 }
 
-/// A disk that can fail one step by its name, or all of them.
+/// A disk that can fail one step by its name, or all of them, and so many times to settle.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) records: Mutex<BTreeMap<ClaimUid, Record>>,
     pub(super) files: Mutex<BTreeMap<ClaimUid, Injection>>,
+    /// What a power cut brings back: entries of either directory as they were before what is not settled.
+    settled: Mutex<(Earlier<Record>, Earlier<Injection>)>,
     failing: Mutex<BTreeSet<&'static str>>,
+    failing_settles: AtomicUsize,
     pub(super) node: Mutex<Option<NodeMemory>>,
 }
+
+/// What was there before, or that nothing was.
+type Earlier<T> = BTreeMap<ClaimUid, Option<T>>;
 
 impl Memory {
     fn is_empty(&self) -> bool {
         self.records.lock().unwrap().is_empty() && self.files.lock().unwrap().is_empty()
+    }
+
+    /// Makes one directory durable, as one that opens it does.
+    pub(super) fn settle_directory(&self, of_records: bool) {
+        let mut settled = self.settled.lock().unwrap();
+        if of_records { settled.0.clear() } else { settled.1.clear() }
+    }
+
+    /// The power is cut: the directories of records and of CDI files lose what is not settled, or keep it by chance.
+    pub(super) fn lose(&self, records: bool, files: bool) {
+        fn restore<T>(now: &mut BTreeMap<ClaimUid, T>, earlier: Earlier<T>) {
+            for (uid, entry) in earlier {
+                match entry {
+                    Some(entry) => drop(now.insert(uid, entry)),
+                    None => drop(now.remove(&uid)),
+                }
+            }
+        }
+        let (of_records, of_files) = std::mem::take(&mut *self.settled.lock().unwrap());
+        if records {
+            restore(&mut self.records.lock().unwrap(), of_records);
+        }
+        if files {
+            restore(&mut self.files.lock().unwrap(), of_files);
+        }
     }
 }
 
@@ -73,15 +104,34 @@ impl Disk for Memory {
         if self.failing.lock().unwrap().contains(step.name()) {
             return Err("no space left on device".to_owned());
         }
+        let (mut records, mut files) = (self.records.lock().unwrap(), self.files.lock().unwrap());
+        let uid = match step {
+            Step::Write(record) => &record.claim.uid,
+            Step::Inject(injection) => &injection.claim.uid,
+            Step::Withdraw(uid) | Step::Forget(uid) => uid,
+        };
+        let mut settled = self.settled.lock().unwrap();
+        if step.is_of_record() {
+            settled.0.entry(uid.clone()).or_insert_with(|| records.get(uid).cloned());
+        } else {
+            settled.1.entry(uid.clone()).or_insert_with(|| files.get(uid).cloned());
+        }
         match step {
-            Step::Write(record) => {
-                drop(self.records.lock().unwrap().insert(record.claim.uid.clone(), (**record).clone()));
-            }
-            Step::Inject(injection) => {
-                drop(self.files.lock().unwrap().insert(injection.claim.uid.clone(), injection.clone()));
-            }
-            Step::Withdraw(uid) => drop(self.files.lock().unwrap().remove(uid)),
-            Step::Forget(uid) => drop(self.records.lock().unwrap().remove(uid)),
+            Step::Write(record) => drop(records.insert(uid.clone(), (**record).clone())),
+            Step::Inject(injection) => drop(files.insert(uid.clone(), injection.clone())),
+            Step::Withdraw(uid) => drop(files.remove(uid)),
+            Step::Forget(uid) => drop(records.remove(uid)),
+        }
+        Ok(())
+    }
+
+    fn settle(&self, steps: &[Step]) -> Result<(), String> {
+        let failing = |left: usize| left.checked_sub(1);
+        if self.failing_settles.fetch_update(Ordering::SeqCst, Ordering::SeqCst, failing).is_ok() {
+            return Err("input/output error".to_owned());
+        }
+        for step in steps {
+            self.settle_directory(step.is_of_record());
         }
         Ok(())
     }
@@ -376,6 +426,66 @@ async fn a_card_whose_undo_failed_stays_held_until_its_claim_is_unprepared() {
     assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })));
     bench.unprepare(&claim(1, "npu-0")).await.unwrap();
     bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_answered_outlives_a_power_cut() {
+    let bench = bench(Server::open());
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.lose(true, true);
+    assert_eq!((bench.disk.records.lock().unwrap().len(), bench.disk.files.lock().unwrap().len()), (1, 1));
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.lose(true, true);
+    assert!(bench.disk.is_empty());
+}
+
+#[tokio::test]
+async fn a_prepare_that_cannot_be_made_durable_is_refused_and_leaves_nothing() {
+    let bench = bench(Server::open());
+    bench.disk.failing_settles.store(1, Ordering::SeqCst);
+    let text = bench.prepare(&claim(1, "npu-0")).await.unwrap_err().to_string();
+    assert_eq!(text, "making the files durable for claim ml/npu-0 failed: input/output error");
+    assert!(bench.disk.is_empty());
+    bench.disk.lose(true, true);
+    assert!(bench.disk.is_empty(), "that it was undone is durable");
+    bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replay_makes_durable_what_an_earlier_prepare_could_not() {
+    let bench = bench(Server::open());
+    bench.disk.failing_settles.store(2, Ordering::SeqCst);
+    let text = bench.prepare(&claim(1, "npu-0")).await.unwrap_err().to_string();
+    assert!(text.contains("and undoing it failed: making the files durable: input/output error"), "{text}");
+    assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })));
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.lose(true, true);
+    assert_eq!((bench.disk.records.lock().unwrap().len(), bench.disk.files.lock().unwrap().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn an_unprepare_that_cannot_be_made_durable_keeps_the_card_until_it_is_repeated() {
+    let bench = bench(Server::open());
+    bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.failing_settles.store(1, Ordering::SeqCst);
+    let text = bench.unprepare(&claim(1, "npu-0")).await.unwrap_err().to_string();
+    assert_eq!(text, "making the files durable for claim ml/npu-0 failed: input/output error");
+    assert!(matches!(bench.prepare(&claim(2, "npu-0")).await, Err(Refusal::Held { .. })), "the power may be cut yet");
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.lose(true, true);
+    assert!(bench.disk.is_empty());
+    bench.prepare(&claim(2, "npu-0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_that_is_wanted_again_after_its_unprepare_failed_gets_record_and_file_again() {
+    let bench = bench(Server::open());
+    let answer = bench.prepare(&claim(1, "npu-0")).await.unwrap();
+    bench.disk.failing_settles.store(1, Ordering::SeqCst);
+    bench.unprepare(&claim(1, "npu-0")).await.unwrap_err();
+    assert_eq!(bench.prepare(&claim(1, "npu-0")).await.unwrap(), answer);
+    bench.disk.lose(true, true);
+    assert_eq!((bench.disk.records.lock().unwrap().len(), bench.disk.files.lock().unwrap().len()), (1, 1));
 }
 
 #[tokio::test]

@@ -8,8 +8,10 @@
 //! <state dir>/node.json.damaged      a damaged node.json, kept for people
 //! ```
 //!
-//! A write is one durable replace of one file, whatever the number of claims. Everything here blocks: callers use a
-//! pool of threads. Calls for different claims may run at the same time; for one claim the caller orders them.
+//! A write replaces one file, whatever the number of claims. What is written or removed of records is seen by every
+//! process at once and durable once [`Store::settle`] has returned; `node.json` is durable when it is written.
+//! Everything here blocks: callers use a pool of threads. Calls for different claims may run at the same time; for one
+//! claim the caller orders them.
 
 mod envelope;
 #[cfg(test)]
@@ -190,28 +192,38 @@ impl Store {
         Ok(Scan::of(&paths)?.into_loaded())
     }
 
-    /// Stores the record of a claim; a damaged record of the same claim is thrown away.
+    /// Stores the record of a claim, durably after [`settle`](Self::settle); a damaged record of the same claim is
+    /// thrown away.
     ///
-    /// After an error the old record stays, or there is none if there was none; see [`disk::replace`].
+    /// After an error the old record stays, or there is none if there was none; see [`disk::put`].
     pub fn write(&self, record: &Record) -> Result<(), WriteError> {
         let uid = &record.claim.uid;
         let path = self.paths.record(uid);
         let bytes = renewed(record, &path, RECORD_IDENTITY).map_err(encoding(uid))?;
+        let damaged = self.paths.quarantined(uid);
+        if damaged.symlink_metadata().is_err() {
+            return Ok(disk::put(&path, &bytes, 0o600)?);
+        }
+        // Once the record is durable it wins over the damaged one, which the next load removes if this cannot.
         disk::replace(&path, &bytes, 0o600)?;
-        // The record is durable and wins over a damaged one, which the next load removes if this cannot.
-        if let Err(error) = remove_any(&self.paths.quarantined(uid)) {
+        if let Err(error) = remove_any(&damaged) {
             tracing::warn!(%error, claim.uid = %uid, "a damaged record was left beside its new one");
         }
         Ok(())
     }
 
-    /// Removes the record of a claim, and its damaged one. Success, and durable, also if there is none.
+    /// Removes the record of a claim, durably after [`settle`](Self::settle), and its damaged one. Success also if
+    /// there is none.
     pub fn remove(&self, uid: &ClaimUid) -> Result<(), DiskError> {
         // In this order a crash between the two leaves the record, never a damaged one alone.
         if remove_any(&self.paths.quarantined(uid))? {
             disk::sync_dir(&self.paths.quarantine())?;
         }
-        remove_any(&self.paths.record(uid))?;
+        remove_any(&self.paths.record(uid)).map(drop)
+    }
+
+    /// Makes all that was written and removed of records durable, whoever did it.
+    pub fn settle(&self) -> Result<(), DiskError> {
         disk::sync_dir(&self.paths.claims())
     }
 

@@ -108,6 +108,7 @@ fn what_is_written_is_loaded_by_the_next_one() {
     store.write(&record(3)).unwrap();
     store.remove(&uid(3)).unwrap();
     store.remove(&uid(3)).unwrap();
+    store.settle().unwrap();
     store.write_node(&memory()).unwrap();
     drop(store);
     let store = open(&dir);
@@ -262,6 +263,16 @@ fn a_crash_between_rewriting_and_clearing_a_quarantined_record_ends_with_the_rec
     let loaded = store.load().unwrap();
     assert_eq!((loaded.records.len(), loaded.quarantined.len()), (1, 0));
     assert!(!store.paths.quarantined(&uid(1)).exists());
+}
+
+#[test]
+fn what_cannot_be_made_durable_is_said_with_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir);
+    fs::remove_dir(store.paths.claims()).unwrap();
+    let error = store.settle().unwrap_err().to_string();
+    let claims = store.paths.claims();
+    assert!(error.starts_with(&format!("cannot make durable {}: No such file", claims.display())), "{error}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail, ensure};
 use dcmi::world::{self, Fault, Profile, Vnpu};
 use testkit::{
     api::{ApiServer, DeviceResult, How, Release, Who},
-    faultline::{Action, Cut, Faultline, When},
+    faultline::{Action, Call, Cut, Faultline, When},
     kubelet::{Kubelet, What, client},
     node::{DRIVER, Daemon, NODE, Node, POOL, SOON, until},
 };
@@ -341,8 +341,12 @@ impl Ground {
         let before = line.calls()?.len();
         stage.node.world().clear_calls()?;
         stage.act().await.map_err(|error| anyhow::anyhow!("{error}\n{}", daemon.log()))?;
+        let answered = line.calls()?;
+        let lost = volatile(&answered);
+        let is_answer = self.scenario.act != Act::Start;
+        ensure!(!is_answer || lost.is_empty(), "kubelet was answered, and a power cut could undo {lost:?}");
         stage.settle().await?;
-        let steps = before + line.calls()?.len();
+        let steps = before + answered.len() + line.calls()?.len();
         let mut vendor = BTreeMap::new();
         for call in stage.node.world().calls()?.list {
             *vendor.entry(call.function).or_default() += 1;
@@ -629,6 +633,26 @@ impl<'a> Stage<'a> {
         until(PATIENCE, || self.complaints().is_ok_and(|complaints| complaints.is_empty())).await;
         self.check()
     }
+}
+
+/// Records and CDI files that came or went, and whose directory was not made durable after that.
+fn volatile(calls: &[Call]) -> Vec<&Call> {
+    let is_change = |call: &Call| {
+        matches!(call.name.as_str(), "rename" | "unlink") && call.path.extension().is_some_and(|name| name == "json")
+    };
+    let is_durable = |(index, call): (usize, &Call)| {
+        let dir = call.path.parent();
+        // A damaged record is looked for where most often there is none.
+        dir.is_some_and(|dir| dir.ends_with("quarantine"))
+            || calls[index..].iter().any(|later| later.name == "fsync" && dir == Some(later.path.as_path()))
+    };
+    calls
+        .iter()
+        .enumerate()
+        .filter(|(_, call)| is_change(call))
+        .filter(|entry| !is_durable(*entry))
+        .map(|(_, call)| call)
+        .collect()
 }
 
 /// Which devices: after a boot their vNPUs may have other ids.

@@ -101,19 +101,23 @@ fn memory(cards: u8) -> NodeMemory {
 }
 
 fn write(disk: &Disk, name: &str, boot: &str) -> Outcome {
-    disk.store.write(&record(name, boot)).map_err(|error| error.to_string())
+    disk.store.write(&record(name, boot)).map_err(|error| error.to_string())?;
+    disk.store.settle().map_err(|error| error.to_string())
 }
 
 fn forget(disk: &Disk, name: &str) -> Outcome {
-    disk.store.remove(&uid(name)).map_err(|error| error.to_string())
+    disk.store.remove(&uid(name)).map_err(|error| error.to_string())?;
+    disk.store.settle().map_err(|error| error.to_string())
 }
 
 fn inject(disk: &Disk, name: &str) -> Outcome {
-    disk.cdi.ensure(&injection(&record(name, "b1"))).map(|_| ()).map_err(|error| error.to_string())
+    disk.cdi.ensure(&injection(&record(name, "b1"))).map_err(|error| error.to_string())?;
+    disk.cdi.settle().map_err(|error| error.to_string())
 }
 
 fn withdraw(disk: &Disk, name: &str) -> Outcome {
-    disk.cdi.remove(&uid(name)).map(|_| ()).map_err(|error| error.to_string())
+    disk.cdi.remove(&uid(name)).map_err(|error| error.to_string())?;
+    disk.cdi.settle().map_err(|error| error.to_string())
 }
 
 fn remember(disk: &Disk, cards: u8) -> Outcome {
@@ -389,7 +393,7 @@ fn what_is_reported_as_done_is_durable() {
                     "{call:?}"
                 );
             }
-            // Claims without a damaged record have none to remove: nothing is to be made durable.
+            // The other claims have no damaged record to remove: nothing is to be made durable.
             "unlink" if dir.ends_with("quarantine") && !call.path.ends_with(format!("{}.json", uid("d"))) => {}
             "rename" | "unlink" if is_json => {
                 let durable = calls[index..].iter().any(|later| later.name == "fsync" && later.path == dir);
