@@ -94,6 +94,21 @@ impl Stage {
         self.wait_published(8).await
     }
 
+    /// Starts the daemon in whatever has become of its node, and waits until it answers or has ended again.
+    async fn restart(&mut self, flags: &[&str]) -> anyhow::Result<()> {
+        let command = self.node.daemon_with(self.program("npu-dra"), flags);
+        self.daemon = Some(self.node.start(command)?);
+        let end = Instant::now() + SOON;
+        while self.ask(&["version"]).await.is_err() {
+            let ended = self.daemon.as_mut().is_none_or(|daemon| !matches!(daemon.exit_status(), Ok(None)));
+            if ended || Instant::now() > end {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await; // waits: for the admin socket
+        }
+        Ok(())
+    }
+
     /// Whether the daemon has compared its records with the hardware.
     async fn is_recovered(&self) -> anyhow::Result<bool> {
         let status: Value = serde_json::from_str(&self.ask(&["status", "-o", "json"]).await?)?;

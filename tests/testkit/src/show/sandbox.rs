@@ -3,7 +3,7 @@
 //! The commands reach the sandbox by a socket in its directory: one JSON line asks, one JSON line answers. Preparing and
 //! releasing goes from the command to the daemon's own socket, in kubelet's protocol.
 
-use std::{path::Path, process::ExitStatus};
+use std::{path::Path, process::ExitStatus, time::Duration};
 
 use anyhow::{Context as _, bail};
 use dcmi::world::{Profile, World};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use testkit::{
     api::{ApiServer, How, Who},
     kubelet::client::{Claim, DraClient, DraVersion},
-    node::{DRIVER, Node, SOON},
+    node::{DRIVER, Daemon, Node, SOON},
 };
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
@@ -22,6 +22,10 @@ use tokio::{
 use super::{GROUP, Stage, named, say};
 
 const NAMESPACE: &str = "default";
+/// How the daemon of a sandbox is started.
+const FLAGS: &[&str] = &["--enable-hard-vnpu=true"];
+/// Time between the daemon's end and its next start: long enough to look at the records meanwhile.
+const PAUSE: Duration = Duration::from_secs(3);
 pub(super) const SOCKET: &str = "run/sandbox.sock";
 
 /// A claim that is asked for.
@@ -54,7 +58,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let mut stage = Stage::new().await?;
     let listener = UnixListener::bind(stage.node.dir().join(SOCKET)).context("cannot listen in the sandbox")?;
     let admin = stage.api.kubeconfig(&stage.node.dir().join("admin"), &Who::Admin, How::Certificate)?;
-    stage.start(&["--enable-hard-vnpu=true"]).await?;
+    stage.start(FLAGS).await?;
     guide(&stage, &admin.path);
     loop {
         tokio::select! {
@@ -67,7 +71,12 @@ pub(crate) async fn run() -> anyhow::Result<()> {
                 let status = status?;
                 say(format!("\nthe daemon ended ({status}); its log ends with\n{}", stage.end_of_log()));
                 say("it is started again, as systemd would do");
-                stage.start(&["--enable-hard-vnpu=true"]).await?;
+                tokio::time::sleep(PAUSE).await; // waits: as systemd does between two starts
+                // The node is its user's: whatever cards it has now, and whatever the daemon says of them, it stays.
+                match stage.restart(FLAGS).await {
+                    Ok(()) => say(format!("npu-dra runs (pid {})", pid(&stage))),
+                    Err(error) => say(format!("{error:#}; it is tried again")),
+                }
             }
         }
     }
@@ -80,8 +89,12 @@ async fn ended(stage: &mut Stage) -> anyhow::Result<ExitStatus> {
         if let Some(status) = daemon.exit_status()? {
             return Ok(status);
         }
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await; // waits: for the daemon's end
+        tokio::time::sleep(Duration::from_millis(200)).await; // waits: for the daemon's end
     }
+}
+
+fn pid(stage: &Stage) -> u32 {
+    stage.daemon.as_ref().map_or(0, Daemon::pid)
 }
 
 /// Tells a reader where things are and what to try.
@@ -90,7 +103,7 @@ fn guide(stage: &Stage, kubeconfig: &Path) {
     let testkit = stage.program("testkit").display().to_string();
     let npuctl = stage.program("npuctl").display().to_string();
     let socket = stage.node.admin_socket().display().to_string();
-    let pid = stage.daemon.as_ref().map_or(0, testkit::node::Daemon::pid);
+    let pid = pid(stage);
     let url = stage.api.url();
     say(format!(
         "A simulated node with 8 Ascend 910B4 is up: npu-dra runs (pid {pid}). Ctrl-C ends it and removes everything.
@@ -104,12 +117,12 @@ fn guide(stage: &Stage, kubeconfig: &Path) {
   API server 1.36: {url}, kubeconfig {kubeconfig}
 
 Look (in another terminal):
-  {npuctl} --socket {socket} devices
-  {npuctl} --socket {socket} status
+  export TESTKIT_SANDBOX={dir} NPUCTL_SOCKET={socket} NPUCTL_STATE_DIR={dir}/state
+  {npuctl} devices
+  {npuctl} status
   kubectl --kubeconfig {kubeconfig} get resourceslices -o yaml
 
 Prepare claims as scheduler and kubelet do, and release them:
-  export TESTKIT_SANDBOX={dir} NPUCTL_SOCKET={socket}
   {testkit} prepare a                   # one whole NPU
   {testkit} prepare b --memory 10000    # about 10 GiB: a vNPU of template vir10_3c_16g
   {testkit} prepare c --memory 8Gi
@@ -117,7 +130,8 @@ Prepare claims as scheduler and kubelet do, and release them:
   {npuctl} vnpu templates --device npu-0
   {npuctl} claims list
   cat {dir}/cdi/*
-  kill -9 {pid}                         # nothing is lost; it is started again
+  kill -9 {pid}                         # nothing is lost; it is started again. While it is down, root is shown
+                                        # the records, marked offline: {npuctl} claims list
   {testkit} prepare a                   # the same answer
   {testkit} unprepare a
 
