@@ -64,7 +64,11 @@ impl Stage {
     /// Sets the stage: a node with eight 910B4, an API server of 1.36 with our classes, samples and policy, a kubelet.
     async fn new() -> anyhow::Result<Self> {
         let own = env::current_exe().context("cannot tell where this program is")?;
-        let programs = own.parent().context("this program has no directory")?.to_owned();
+        Self::with(own.parent().context("this program has no directory")?.to_owned()).await
+    }
+
+    /// The same, with the programs of a directory.
+    async fn with(programs: PathBuf) -> anyhow::Result<Self> {
         for name in ["npu-dra", "npuctl", "libdcmi.so"] {
             let path = programs.join(name);
             let how = "build them all: cargo build -p npu-dra -p npuctl -p testkit -p fake-dcmi";

@@ -294,3 +294,47 @@ pub(crate) fn health(dir: &Path, npu: u32, level: u32) -> anyhow::Result<()> {
     say(format!("NPU {npu} reports health {level}"));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    /// A stage whose daemon and npuctl are these scripts.
+    async fn stage(dir: &Path, daemon: &str, npuctl: &str) -> Stage {
+        for (name, text) in [("npu-dra", daemon), ("npuctl", npuctl), ("libdcmi.so", "")] {
+            fs::write(dir.join(name), format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Stage::with(dir.to_owned()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_is_started_again_without_a_card_need_not_publish_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut stage = stage(dir.path(), "exec sleep 600", "exit 0").await;
+        stage.node.world().drop_chip(7).unwrap();
+        // Nothing is ever published.
+        tokio::time::timeout(SOON / 2, stage.restart(FLAGS)).await.expect("an answer is enough").unwrap();
+        assert_eq!(stage.daemon.as_mut().unwrap().exit_status().unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_ends_at_once_does_not_end_the_sandbox() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut stage = stage(dir.path(), "exit 2", "exit 4").await;
+        tokio::time::timeout(SOON / 2, stage.restart(FLAGS)).await.expect("its end is seen").unwrap();
+        assert_eq!(ended(&mut stage).await.unwrap().code(), Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_cannot_be_started_is_as_one_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut stage = stage(dir.path(), "exit 2", "exit 4").await;
+        stage.restart(FLAGS).await.unwrap();
+        fs::remove_file(dir.path().join("npu-dra")).unwrap();
+        assert!(stage.restart(FLAGS).await.is_err());
+        assert_eq!(ended(&mut stage).await.unwrap().code(), Some(2), "so that the next start is tried");
+    }
+}
