@@ -455,20 +455,20 @@ async fn templates_tell_what_can_still_be_cut_or_why_nothing_can() {
         cut(world, "there", 132, Phase::Prepared);
         cut(world, "new", 133, Phase::Intent);
         let vnpus = vec![read(132, "vir05_1c_8g", 7, 5)];
-        let free = Some(Resources { memory: 23 * GIB, ai_cores: 15, ai_cpus: 6 });
+        let free = Some(Resources { memory: 23 * GIB, ai_cores: 15, ai_cpus: 6, media: 18 });
         world.devices[2].reading = Some(CardReading { vnpus, free, processes: Some(vec![7]) });
         let busy = CardReading { processes: Some(vec![4711]), ..CardReading::default() };
         world.devices[1].reading = Some(busy);
     });
     let all = running.client.templates(proto::TemplatesRequest {}).await.unwrap().into_inner().devices;
     assert_eq!((fits(&all[1]), all[1].reason.as_str()), (vec![Some(0); 4], "processes run on it: [4711]"));
-    assert_eq!((fits(&all[2]), all[2].reason.as_str()), (vec![Some(2), Some(1), Some(1), Some(1)], ""));
+    assert_eq!((fits(&all[2]), all[2].reason.as_str()), (vec![Some(2), Some(1), Some(1), Some(0)], ""));
     let mix = |mix: &proto::Mix| {
         mix.parts.iter().map(|part| format!("{} x {}", part.count, part.template)).collect::<Vec<_>>().join(" + ")
     };
     assert_eq!(
         all[2].mixes.iter().map(mix).collect::<Vec<_>>(),
-        ["2 x vir05_1c_8g", "1 x vir10_3c_16g", "1 x vir10_3c_16g_nm", "1 x vir10_4c_16g_m"]
+        ["2 x vir05_1c_8g", "1 x vir10_3c_16g", "1 x vir10_3c_16g_nm"]
     );
 }
 

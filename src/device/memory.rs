@@ -28,26 +28,26 @@ const ALARMS: usize = 256;
 /// Most vNPUs of a chip.
 const MOST: usize = 16;
 
-/// A template: name, part of the chip's memory (`1/n`), AI cores, AI CPUs, image engines.
-type Row = (&'static str, u64, u32, u32, u32);
+/// A template: name, part of the chip's memory (`1/n`), AI cores, AI CPUs, JPEG decoders, image engines.
+type Row = (&'static str, u64, u32, u32, u32, u32);
 
-/// Templates, AI CPUs and image engines of a 910B by its board id.
-fn templates(board_id: u32) -> Option<(&'static [Row], u32, u32)> {
+/// Templates, AI CPUs, JPEG decoders and image engines of a 910B by its board id.
+fn templates(board_id: u32) -> Option<(&'static [Row], u32, u32, u32)> {
     Some(match board_id {
         0x13 | 0x30 | 0x31 | 0x39 | 0x3a | 0x43 | 0x50 | 0x51 => {
-            (&[("vir06_1c_16g", 4, 6, 1, 2), ("vir12_3c_32g", 2, 12, 3, 5)], 6, 10)
+            (&[("vir06_1c_16g", 4, 6, 1, 7, 2), ("vir12_3c_32g", 2, 12, 3, 14, 5)], 6, 28, 10)
         }
         0x10 | 0x12 | 0x32 | 0x38 | 0x3b | 0x3e | 0x42 | 0x53 => {
-            (&[("vir05_1c_16g", 4, 5, 1, 2), ("vir10_3c_32g", 2, 10, 3, 4)], 7, 8)
+            (&[("vir05_1c_16g", 4, 5, 1, 6, 2), ("vir10_3c_32g", 2, 10, 3, 12, 4)], 7, 24, 8)
         }
         0x11 | 0x28 | 0x29 | 0x33 | 0x34 | 0x37 | 0x3c | 0x3d | 0x40 | 0x41 | 0x52 | 0x54 => {
             const ROWS: &[Row] = &[
-                ("vir05_1c_8g", 4, 5, 1, 2),
-                ("vir10_3c_16g", 2, 10, 3, 4),
-                ("vir10_4c_16g_m", 2, 10, 4, 9),
-                ("vir10_3c_16g_nm", 2, 10, 3, 0),
+                ("vir05_1c_8g", 4, 5, 1, 6, 2),
+                ("vir10_3c_16g", 2, 10, 3, 12, 4),
+                ("vir10_4c_16g_m", 2, 10, 4, 24, 9),
+                ("vir10_3c_16g_nm", 2, 10, 3, 0, 0),
             ];
-            (ROWS, 7, 9)
+            (ROWS, 7, 24, 9)
         }
         _ => return None,
     })
@@ -208,14 +208,15 @@ impl State {
 
     /// What is left of a chip, and how many image engines.
     fn left(&self, chip: &ChipReading) -> (Resources, u32) {
-        let (_, ai_cpus, image) = chip.board_id.and_then(templates).unwrap_or_default();
+        let (_, ai_cpus, media, image) = chip.board_id.and_then(templates).unwrap_or_default();
         let memory = chip.memory.unwrap_or(0);
-        let whole = (Resources { memory, ai_cores: chip.ai_cores.unwrap_or(0), ai_cpus }, image);
+        let whole = (Resources { memory, ai_cores: chip.ai_cores.unwrap_or(0), ai_cpus, media }, image);
         self.of_chip(chip.physical_id).fold(whole, |(left, image), (_, vnpu)| {
             let left = Resources {
                 memory: left.memory.saturating_sub(vnpu.takes.memory),
                 ai_cores: left.ai_cores.saturating_sub(vnpu.takes.ai_cores),
                 ai_cpus: left.ai_cpus.saturating_sub(vnpu.takes.ai_cpus),
+                media: left.media.saturating_sub(vnpu.takes.media),
             };
             (left, image.saturating_sub(vnpu.image_engines))
         })
@@ -251,12 +252,12 @@ impl State {
         let chip = self.chip(physical_id, "make vNPUs")?;
         let rows = chip.board_id.and_then(templates).map_or(&[][..], |(rows, ..)| rows);
         let row = rows.iter().find(|(name, ..)| *name == template);
-        let &(template, parts, ai_cores, ai_cpus, image_engines) =
+        let &(template, parts, ai_cores, ai_cpus, media, image_engines) =
             row.ok_or_else(|| failed(call(), "the chip has no such template"))?;
         if self.cutting.virtual_machines == Some(true) {
             return Err(failed(call(), "not permitted: the node cuts for virtual machines"));
         }
-        let takes = Resources { memory: chip.memory.unwrap_or(0) / parts, ai_cores, ai_cpus };
+        let takes = Resources { memory: chip.memory.unwrap_or(0) / parts, ai_cores, ai_cpus, media };
         let (mut left, image) = self.left(chip);
         if self.cutting.real_memory.is_some() {
             // A driver that lies about memory is not held to it.

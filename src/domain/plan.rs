@@ -635,7 +635,8 @@ fn room(sliceable: &Sliceable, template: &Template, reading: &CardReading, unmad
         || "nothing is left".to_owned(),
         |left| {
             let memory = Quantity::bytes(left.memory);
-            format!("{memory} of memory, {} AI cores and {} AI CPUs are left", left.ai_cores, left.ai_cpus)
+            let vnpu::Resources { ai_cores, ai_cpus, media, .. } = left;
+            format!("{memory} of memory, {ai_cores} AI cores, {ai_cpus} AI CPUs and {media} JPEG decoders are left")
         },
     ))
 }
@@ -1486,12 +1487,12 @@ mod tests {
         let full =
             CardReading { vnpus: vec![vnpu(100, "vir10_3c_16g", 16, 10), vnpu(101, "vir10_3c_16g", 16, 10)], ..idle() };
         let text = refusal(&cutting(&disk, &[("npu-0", full)]), &booked(3, &[("npu-0", 8)])).to_string();
-        assert!(text.contains("0 of memory, 0 AI cores and 1 AI CPUs are left"), "{text}");
-        let short = Resources { memory: 32 * GIB, ai_cores: 4, ai_cpus: 7 };
+        assert!(text.contains("0 of memory, 0 AI cores, 1 AI CPUs and 0 JPEG decoders are left"), "{text}");
+        let short = Resources { memory: 32 * GIB, ai_cores: 4, ai_cpus: 7, media: 24 };
         let reading = CardReading { free: Some(short), ..idle() };
         let setting = cutting(&Disk::default(), &[("npu-0", reading)]);
         assert!(matches!(refusal(&setting, &booked(3, &[("npu-0", 8)])), Refusal::NoRoom { .. }));
-        let reserved = Resources { memory: 7 * GIB, ai_cores: 5, ai_cpus: 1 };
+        let reserved = Resources { memory: 7 * GIB, ai_cores: 5, ai_cpus: 1, media: 6 };
         let setting = cutting(&Disk::default(), &[("npu-0", CardReading { free: Some(reserved), ..idle() })]);
         prepare(setting.world(), &booked(3, &[("npu-0", 8)])).expect("the chip keeps some memory for itself");
     }
@@ -1692,8 +1693,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_plan_over_commits_a_card(asks in prop::collection::vec((0..6usize, 0..3usize, any::<bool>()), 1..40), bin in 0..3usize) {
-            // Per bin: board, GiB, AI cores, AI CPUs.
-            let (board, gib, cores, cpus) = [(0x28, 32, 20, 7), (0x31, 64, 24, 6), (0x32, 64, 20, 7)][bin];
+            // Per bin: board, GiB, AI cores, AI CPUs, JPEG decoders.
+            let (board, gib, cores, cpus, media) = [(0x28, 32, 20, 7, 24), (0x31, 64, 24, 6, 28), (0x32, 64, 20, 7, 24)][bin];
             let mut disk = Disk::default();
             let mut card: Vec<VnpuReading> = Vec::new();
             let mut inventory = None;
@@ -1728,7 +1729,7 @@ mod tests {
                 disk.assert_whole_or_cut();
                 let sliceable = slice::sliceable(&setting.inventory.npus()[0]).unwrap();
                 let taken = card.iter().map(|vnpu| sliceable.template(&vnpu.template).unwrap().takes);
-                let whole = Resources { memory: gib * GIB, ai_cores: cores, ai_cpus: cpus };
+                let whole = Resources { memory: gib * GIB, ai_cores: cores, ai_cpus: cpus, media };
                 prop_assert!(taken.clone().try_fold(whole, Resources::minus).is_some(), "over-committed: {card:?}");
                 let held: usize = disk.records.values().flat_map(|record| &record.devices).filter(|holding| holding.cut.is_some()).count();
                 prop_assert_eq!(held, card.len(), "each vNPU has its record");

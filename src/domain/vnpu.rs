@@ -17,15 +17,25 @@ pub struct Resources {
     pub ai_cores: u32,
     /// AI CPUs.
     pub ai_cpus: u32,
+    /// Media (DVPP) engines, counted as JPEG decoders (`JPEGD`).
+    ///
+    /// That is the engine of which there are most, and the one that every template of the vendor's tables takes in whole
+    /// numbers and in exact proportion to its part of the chip: where the JPEG decoders suffice, so do VPC, VDEC and
+    /// JPEGE.
+    pub media: u32,
 }
 
 impl Resources {
+    /// Media engines of a chip that does not tell how many are left.
+    pub const MEDIA_UNTOLD: u32 = u32::MAX;
+
     /// What is left after `other` is taken, `None` if it does not fit.
     pub fn minus(self, other: Self) -> Option<Self> {
         Some(Self {
             memory: self.memory.checked_sub(other.memory)?,
             ai_cores: self.ai_cores.checked_sub(other.ai_cores)?,
             ai_cpus: self.ai_cpus.checked_sub(other.ai_cpus)?,
+            media: self.media.checked_sub(other.media)?,
         })
     }
 }
@@ -67,7 +77,7 @@ impl VnpuReading {
 pub struct CardReading {
     /// Its vNPUs, whoever made them.
     pub vnpus: Vec<VnpuReading>,
-    /// What is left of it; `None` if the library does not tell.
+    /// What is left of it; `None` if the library does not tell. Media engines may be [`Resources::MEDIA_UNTOLD`].
     pub free: Option<Resources>,
     /// Host pids of the processes on it; `None` if the list cannot be read.
     pub processes: Option<Vec<i32>>,
@@ -220,43 +230,48 @@ pub enum Misfit {
     },
 }
 
-/// A row of a set: name, parts of the chip (`1/n`), AI cores, AI CPUs, plain.
-type Row = (&'static str, u64, u32, u32, bool);
+/// A row of a set: name, parts of the chip (`1/n`), AI cores, AI CPUs, JPEG decoders, plain.
+type Row = (&'static str, u64, u32, u32, u32, bool);
 
 /// One set of templates and the boards that have it.
 struct Bin {
     boards: &'static [u32],
     ai_cores: u32,
     ai_cpus: u32,
+    media: u32,
     rows: &'static [Row],
 }
 
-/// The sets of 910B, by board id.
+/// The sets of 910B, by board id. The media engines of a whole chip are those of its template `_m`, which has all of
+/// them; of a set without it, those of two halves.
 const BINS: [Bin; 3] = [
     // 910B1, 910B2
     Bin {
         boards: &[0x13, 0x31, 0x3a, 0x43, 0x51, 0x30, 0x39, 0x50],
         ai_cores: 24,
         ai_cpus: 6,
-        rows: &[("vir06_1c_16g", 4, 6, 1, true), ("vir12_3c_32g", 2, 12, 3, true)],
+        media: 28,
+        rows: &[("vir06_1c_16g", 4, 6, 1, 7, true), ("vir12_3c_32g", 2, 12, 3, 14, true)],
     },
     // 910B3, 910B4-1
     Bin {
         boards: &[0x10, 0x12, 0x32, 0x3b, 0x42, 0x53, 0x38, 0x3e],
         ai_cores: 20,
         ai_cpus: 7,
-        rows: &[("vir05_1c_16g", 4, 5, 1, true), ("vir10_3c_32g", 2, 10, 3, true)],
+        media: 24,
+        rows: &[("vir05_1c_16g", 4, 5, 1, 6, true), ("vir10_3c_32g", 2, 10, 3, 12, true)],
     },
     // 910B4, also three boards with 64 GB
     Bin {
         boards: &[0x11, 0x28, 0x29, 0x33, 0x34, 0x37, 0x3c, 0x3d, 0x40, 0x41, 0x52, 0x54],
         ai_cores: 20,
         ai_cpus: 7,
+        media: 24,
         rows: &[
-            ("vir05_1c_8g", 4, 5, 1, true),
-            ("vir10_3c_16g", 2, 10, 3, true),
-            ("vir10_4c_16g_m", 2, 10, 4, false),
-            ("vir10_3c_16g_nm", 2, 10, 3, false),
+            ("vir05_1c_8g", 4, 5, 1, 6, true),
+            ("vir10_3c_16g", 2, 10, 3, 12, true),
+            ("vir10_4c_16g_m", 2, 10, 4, 24, false),
+            ("vir10_3c_16g_nm", 2, 10, 3, 0, false),
         ],
     },
 ];
@@ -300,13 +315,14 @@ impl Sliceable {
         let memory = chip.memory.ok_or_else(|| NotSliceable::Unknown { chip: name(), what: "the memory" })?;
         let bin = BINS.iter().find(|bin| bin.boards.contains(&board));
         let bin = bin.ok_or_else(|| NotSliceable::Board { chip: name(), board })?;
-        let whole = Resources { memory, ai_cores: chip.ai_cores.unwrap_or(bin.ai_cores), ai_cpus: bin.ai_cpus };
+        let ai_cores = chip.ai_cores.unwrap_or(bin.ai_cores);
+        let whole = Resources { memory, ai_cores, ai_cpus: bin.ai_cpus, media: bin.media };
         let mut templates: Vec<_> = bin
             .rows
             .iter()
-            .map(|&(name, parts, ai_cores, ai_cpus, plain)| Template {
+            .map(|&(name, parts, ai_cores, ai_cpus, media, plain)| Template {
                 name,
-                takes: Resources { memory: memory / parts, ai_cores, ai_cpus },
+                takes: Resources { memory: memory / parts, ai_cores, ai_cpus, media },
                 plain,
             })
             .collect();
@@ -348,7 +364,7 @@ impl Sliceable {
         done
     }
 
-    /// True if memory alone decides: no mix that fits the memory takes more AI cores or AI CPUs than there are.
+    /// True if memory alone decides: no mix that fits the memory takes more AI cores, AI CPUs or media engines than there are.
     pub fn is_exact(&self, templates: &[&Template]) -> bool {
         self.mixes(templates).iter().all(|mix| {
             let mut left = Some(self.whole);
@@ -389,7 +405,9 @@ impl Sliceable {
         let templates =
             reading.vnpus.iter().filter_map(|vnpu| self.templates.iter().find(|template| vnpu.is_of(template.name)));
         let by_sums = templates.map(|template| template.takes).try_fold(self.whole, Resources::minus)?;
-        Some(Room { by_sums, by_chip: reading.free, slots: VNPUS_MAX.saturating_sub(reading.vnpus.len()) })
+        // Media engines that the chip does not tell are those of our sums.
+        let by_chip = reading.free.map(|free| Resources { media: free.media.min(by_sums.media), ..free });
+        Some(Room { by_sums, by_chip, slots: VNPUS_MAX.saturating_sub(reading.vnpus.len()) })
     }
 
     /// What an empty chip has.
@@ -505,7 +523,7 @@ mod tests {
         let mut eighths = b2.clone();
         let small = Template {
             name: "vir03_1c_8g",
-            takes: Resources { memory: 8 * GIB, ai_cores: 3, ai_cpus: 1 },
+            takes: Resources { memory: 8 * GIB, ai_cores: 3, ai_cpus: 1, media: 3 },
             plain: true,
         };
         eighths.templates.insert(0, small);
@@ -539,25 +557,81 @@ mod tests {
         );
         assert!(mixes(&b4, &reading(&["vir10_3c_16g", "vir10_3c_16g"], None)).is_empty());
         assert!(mixes(&b4, &reading(&["vir10_3c_16g"; 3], None)).is_empty(), "more than the chip has");
-        // Two with four AI CPUs each do not fit beside each other, with three they do.
+    }
+
+    #[test]
+    fn all_media_engines_fit_only_beside_a_part_that_has_none() {
+        let b4 = sliceable(0x28, 32, 20);
         let all: Vec<_> = b4.empty().mixes(&b4.templates).iter().map(ToString::to_string).collect();
-        assert_eq!(all.len(), 9, "{all:?}");
-        assert!(all.contains(&"1 x vir10_3c_16g_nm + 1 x vir10_4c_16g_m".to_owned()), "{all:?}");
-        assert!(!all.contains(&"2 x vir10_4c_16g_m".to_owned()), "{all:?}");
+        // From the vendor's table: of 32 GiB, 20 AI cores, 7 AI CPUs and 24 JPEG decoders a vir05_1c_8g takes 8, 5, 1, 6,
+        // a vir10_3c_16g 16, 10, 3, 12, its `_nm` 16, 10, 3, 0 and a vir10_4c_16g_m 16, 10, 4, 24.
+        assert_eq!(
+            all,
+            [
+                "4 x vir05_1c_8g",                          // 32, 20, 4, 24
+                "2 x vir05_1c_8g + 1 x vir10_3c_16g",       // 32, 20, 5, 24
+                "2 x vir05_1c_8g + 1 x vir10_3c_16g_nm",    // 32, 20, 5, 12
+                "2 x vir10_3c_16g",                         // 32, 20, 6, 24
+                "1 x vir10_3c_16g + 1 x vir10_3c_16g_nm",   // 32, 20, 6, 12
+                "2 x vir10_3c_16g_nm",                      // 32, 20, 6, 0
+                "1 x vir10_3c_16g_nm + 1 x vir10_4c_16g_m", // 32, 20, 7, 24
+            ]
+        );
+        let fitting = |beside: &str| {
+            let room = b4.room(&reading(&[beside], None)).unwrap();
+            b4.templates.iter().map(|template| room.fitting(template)).collect::<Vec<_>>()
+        };
+        assert_eq!(fitting("vir05_1c_8g"), [3, 1, 1, 0]);
+        assert_eq!(fitting("vir10_4c_16g_m"), [0, 0, 1, 0]);
+        assert_eq!(fitting("vir10_3c_16g_nm"), [2, 1, 1, 1]);
+        assert!(b4.check(&["vir10_4c_16g_m", "vir05_1c_8g"].map(str::to_owned)).is_err());
+        assert!(b4.check(&["vir10_4c_16g_m", "vir10_3c_16g_nm"].map(str::to_owned)).is_ok());
+        // What the chip says binds too, if it says it.
+        let free = |media| Some(Resources { memory: 32 * GIB, ai_cores: 20, ai_cpus: 7, media });
+        assert_eq!(mixes(&b4, &reading(&[], free(12))), ["2 x vir05_1c_8g", "1 x vir10_3c_16g"]);
+        let untold = b4.room(&reading(&["vir05_1c_8g"], free(Resources::MEDIA_UNTOLD))).unwrap();
+        assert_eq!((untold.left().media, untold.fitting(b4.template("vir10_4c_16g_m").unwrap())), (18, 0));
+    }
+
+    #[test]
+    fn where_jpeg_decoders_suffice_so_do_all_media_engines() {
+        // VPC, VDEC and JPEGE of each template, and of the chip, from the vendor's tables.
+        let (b2, b3): (&[_], &[_]) = (
+            &[("vir06_1c_16g", [2, 0, 1]), ("vir12_3c_32g", [5, 1, 2])],
+            &[("vir05_1c_16g", [2, 0, 1]), ("vir10_3c_32g", [4, 1, 2])],
+        );
+        let b4: &[_] = &[
+            ("vir05_1c_8g", [2, 0, 1]),
+            ("vir10_3c_16g", [4, 1, 2]),
+            ("vir10_3c_16g_nm", [0, 0, 0]),
+            ("vir10_4c_16g_m", [9, 2, 4]),
+        ];
+        for (board, gib, cores, engines, has) in
+            [(0x31, 64, 24, b2, [10, 2, 4]), (0x32, 64, 20, b3, [8, 2, 4]), (0x28, 32, 20, b4, [9, 2, 4])]
+        {
+            let chip = sliceable(board, gib, cores);
+            for mix in chip.empty().mixes(&chip.templates) {
+                for (engine, has) in has.into_iter().enumerate() {
+                    let of = |name| engines.iter().find(|(other, _)| *other == name).unwrap().1[engine];
+                    let taken: usize = mix.0.iter().map(|(name, count)| count * of(*name)).sum();
+                    assert!(taken <= has, "{mix}: {taken} of {has}");
+                }
+            }
+        }
     }
 
     #[test]
     fn what_the_chip_says_is_free_binds_too() {
         let b4 = sliceable(0x28, 32, 20);
-        let free = |gib, ai_cores| Some(Resources { memory: gib * GIB, ai_cores, ai_cpus: 7 });
+        let free = |gib, ai_cores| Some(Resources { memory: gib * GIB, ai_cores, ai_cpus: 7, media: 24 });
         // It keeps some memory for itself: 29 of 32 GiB are room for all.
         assert_eq!(mixes(&b4, &reading(&[], free(29, 20))).len(), 3);
         assert_eq!(mixes(&b4, &reading(&[], free(32, 14))), ["2 x vir05_1c_8g", "1 x vir10_3c_16g"]);
         assert!(mixes(&b4, &reading(&[], free(32, 4))).is_empty());
         let room = b4.room(&reading(&["vir05_1c_8g"], free(22, 15))).unwrap();
-        assert_eq!(room.left(), free(22, 15).unwrap());
+        assert_eq!(room.left(), Resources { media: 18, ..free(22, 15).unwrap() });
         let numbers: Vec<_> = b4.templates.iter().map(|template| room.fitting(template)).collect();
-        assert_eq!(numbers, [3, 1, 1, 1]);
+        assert_eq!(numbers, [3, 1, 1, 0]);
     }
 
     #[test]
@@ -589,11 +663,12 @@ mod tests {
         #[test]
         fn every_mix_fits_and_is_full(
             board in prop::sample::select(&[0x28, 0x31, 0x32][..]),
-            free in prop::option::of((0..=64u64, 0..=24u32, 0..=7u32)),
+            free in prop::option::of((0..=64u64, 0..=24u32, 0..=7u32, 0..=28u32)),
             made in 0..4usize,
         ) {
             let chip = sliceable(board, if board == 0x28 { 32 } else { 64 }, if board == 0x31 { 24 } else { 20 });
-            let free = free.map(|(gib, ai_cores, ai_cpus)| Resources { memory: gib * GIB, ai_cores, ai_cpus });
+            let free =
+                free.map(|(gib, ai_cores, ai_cpus, media)| Resources { memory: gib * GIB, ai_cores, ai_cpus, media });
             let Some(room) = chip.room(&reading(&vec![chip.templates[0].name; made], free)) else { return Ok(()) };
             let mixes = room.mixes(&chip.templates);
             for mix in &mixes {

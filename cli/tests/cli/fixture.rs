@@ -224,7 +224,7 @@ pub(crate) fn split(world: &mut Snapshot) {
     cut(world, "77777777-aaaa-4bbb-8ccc-000000000007", "infer-c", &second, Phase::Intent);
     // The chip keeps some memory for itself.
     let vnpus = vec![VnpuReading { memory: 32 * GIB - 512 * MIB, ..first }];
-    let free = Some(Resources { memory: 31 * GIB, ai_cores: 10, ai_cpus: 4 });
+    let free = Some(Resources { memory: 31 * GIB, ai_cores: 10, ai_cpus: 4, media: 12 });
     world.devices[1].reading = Some(CardReading { vnpus, free, processes: Some(Vec::new()) });
 }
 

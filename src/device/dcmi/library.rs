@@ -487,11 +487,15 @@ impl Library {
         let mut preset = ffi::SocFreeResource::zeroed();
         (preset.computing.aic, preset.computing.memory_size) = (-1.0, u64::MAX);
         preset.computing.device_aicpu = ffi::AI_CPUS_SHARED;
-        let free = self.vdev_info(at, ffi::VDEV_GET_FREE, preset)?.computing;
+        preset.media.jpegd = -1.0;
+        let left = self.vdev_info(at, ffi::VDEV_GET_FREE, preset)?;
+        let (free, media) = (left.computing, left.media);
         Ok(Free {
             memory: size(free.memory_size)?,
             ai_cores: whole_cores(free.aic)?,
             ai_cpus: Some(free.device_aicpu).filter(|cpus| *cpus != ffi::AI_CPUS_SHARED),
+            // Counted as cores are, and no reason to distrust the rest where that is nonsense.
+            jpeg_decoders: whole_cores(media.jpegd).ok(),
         })
     }
 

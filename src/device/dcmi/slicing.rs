@@ -89,8 +89,11 @@ impl Session {
         })?;
         let request = Request::FreeResources(at);
         let free = match self.look::<Free>(request)? {
-            Ok(Free { memory, ai_cores, ai_cpus }) => {
-                ai_cpus.map(|ai_cpus| Resources { memory: memory * MIB, ai_cores, ai_cpus: ai_cpus.into() })
+            Ok(Free { memory, ai_cores, ai_cpus, jpeg_decoders }) => {
+                // A chip that is not cut has all of them: none means that the library does not fill the field.
+                let media = jpeg_decoders.filter(|count| *count > 0 || !vnpus.is_empty());
+                let media = media.unwrap_or(Resources::MEDIA_UNTOLD);
+                ai_cpus.map(|ai_cpus| Resources { memory: memory * MIB, ai_cores, ai_cpus: ai_cpus.into(), media })
             }
             Err(Trouble::Missing | Trouble::Code(ffi::ERR_NOT_SUPPORT)) => None,
             Err(trouble) => return Err(failed(request, trouble)),

@@ -304,6 +304,8 @@ pub struct Free {
     pub ai_cores: u32,
     /// AI CPUs; `None` where they are shared.
     pub ai_cpus: Option<u16>,
+    /// JPEG decoders; `None` where they are not told.
+    pub jpeg_decoders: Option<u32>,
 }
 
 /// What ECC has counted.

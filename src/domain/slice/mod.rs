@@ -401,6 +401,7 @@ impl Writer<'_> {
             Counters::from([
                 ("ai-cores".to_owned(), Quantity::count(u64::from(takes.ai_cores))),
                 ("ai-cpus".to_owned(), Quantity::count(u64::from(takes.ai_cpus))),
+                ("media".to_owned(), Quantity::count(u64::from(takes.media))),
                 ("memory".to_owned(), Quantity::bytes(takes.memory)),
             ])
         };
@@ -723,9 +724,11 @@ mod tests {
         assert_eq!(part.capacity[MEMORY].value.to_string(), "16Gi");
         let (set, takes) = part.consumes.as_ref().unwrap();
         assert_eq!(
-            (set.as_str(), takes["ai-cores"].to_string(), takes["ai-cpus"].to_string()),
-            ("npu-1", "10".into(), "3".into())
+            (set.as_str(), takes["ai-cores"].to_string(), takes["ai-cpus"].to_string(), takes["media"].to_string()),
+            ("npu-1", "10".into(), "3".into(), "12".into())
         );
+        let all = pool.slices[1].devices.iter().find(|device| device.name == "npu-1-vir10-4c-16g-m-0").unwrap();
+        assert_eq!(all.consumes.as_ref().unwrap().1["media"], pool.slices[0].counters["npu-1"]["media"]);
     }
 
     #[test]

@@ -272,7 +272,7 @@ async fn names_and_sizes_are_told_as_the_library_tells_them() {
     let vnpu = &reading.vnpus[0];
     assert_eq!((vnpu.template.as_str(), vnpu.memory, vnpu.ai_cores), ("vir06_1c_16g_an", 7168 << 20, 6));
     let memory = (65_536 - 7168) << 20;
-    assert_eq!(reading.free, Some(Resources { memory, ai_cores: 18, ai_cpus: 5 }));
+    assert_eq!(reading.free, Some(Resources { memory, ai_cores: 18, ai_cpus: 5, media: 21 }));
 }
 
 /// A node whose library lacks these symbols.

@@ -19,14 +19,14 @@ async fn made<F: Fixture>(node: &F, physical_id: u32, template: &str, id: u32) {
     assert_eq!(node.backend().create(physical_id, template, id).await, Ok(id));
 }
 
-fn left(gib: u64, ai_cores: u32, ai_cpus: u32) -> Resources {
-    Resources { memory: gib * GIB, ai_cores, ai_cpus }
+fn left(gib: u64, ai_cores: u32, ai_cpus: u32, media: u32) -> Resources {
+    Resources { memory: gib * GIB, ai_cores, ai_cpus, media }
 }
 
 pub(super) async fn an_uncut_card_has_no_vnpus_all_of_itself_left_and_no_process<F: Fixture>(node: &F) {
     scanned(node.backend()).await;
     for (physical_id, _) in node.chips() {
-        let whole = CardReading { vnpus: Vec::new(), free: Some(left(32, 20, 7)), processes: Some(Vec::new()) };
+        let whole = CardReading { vnpus: Vec::new(), free: Some(left(32, 20, 7, 24)), processes: Some(Vec::new()) };
         assert_eq!(card(node, physical_id).await, whole);
     }
 }
@@ -39,7 +39,7 @@ pub(super) async fn a_vnpu_has_the_id_that_was_asked_and_the_size_of_its_templat
     let read: Vec<_> =
         reading.vnpus.iter().map(|vnpu| (vnpu.id, vnpu.template.as_str(), vnpu.memory / GIB, vnpu.ai_cores)).collect();
     assert_eq!(read, [(150, HALF, 16, 10), (163, QUARTER, 8, 5)]);
-    assert_eq!(reading.free, Some(left(8, 5, 3)));
+    assert_eq!(reading.free, Some(left(8, 5, 3, 6)));
     assert_eq!(card(node, 2).await.ids(), [0; 0], "another card");
     let longest = "vir10_3c_16g_nm";
     made(node, 5, longest, 180).await;
@@ -54,7 +54,7 @@ pub(super) async fn four_quarters_or_two_halves_fit_and_no_more<F: Fixture>(node
     for id in 116..118 {
         made(node, 1, HALF, id).await;
     }
-    for (physical_id, id, left) in [(0, 104, left(0, 0, 3)), (1, 118, left(0, 0, 1))] {
+    for (physical_id, id, left) in [(0, 104, left(0, 0, 3, 0)), (1, 118, left(0, 0, 1, 0))] {
         match node.backend().create(physical_id, QUARTER, id).await {
             Err(Fault::Failed { why, .. }) => assert!(why.contains("fit"), "{why}"),
             other => panic!("{other:?}"),
@@ -62,9 +62,12 @@ pub(super) async fn four_quarters_or_two_halves_fit_and_no_more<F: Fixture>(node
         assert_eq!(card(node, physical_id).await.free, Some(left));
     }
     assert_eq!(node.vnpus(), [100, 101, 102, 103, 116, 117]);
-    // Memory and cores would do; AI CPUs do not.
+    // Memory and cores would do; AI CPUs or media engines do not.
     made(node, 2, "vir10_4c_16g_m", 132).await;
-    assert!(node.backend().create(2, "vir10_4c_16g_m", 133).await.is_err());
+    assert_eq!(card(node, 2).await.free, Some(left(16, 10, 3, 0)));
+    for template in ["vir10_4c_16g_m", HALF, QUARTER] {
+        assert!(node.backend().create(2, template, 133).await.is_err(), "{template}");
+    }
     made(node, 2, "vir10_3c_16g_nm", 133).await;
 }
 
@@ -123,7 +126,7 @@ pub(super) async fn destroying_removes_exactly_one_and_is_success_when_it_is_gon
         assert!(matches!(refused, Err(Fault::Failed { .. })), "{id}: {refused:?}");
     }
     assert_eq!(node.vnpus(), [101, 117]);
-    assert_eq!(card(node, 0).await.free, Some(left(24, 15, 6)));
+    assert_eq!(card(node, 0).await.free, Some(left(24, 15, 6, 18)));
 }
 
 pub(super) async fn a_vnpu_in_use_is_busy<F: Fixture>(node: &F) {

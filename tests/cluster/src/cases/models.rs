@@ -474,7 +474,7 @@ fn exact_subset(stage: &Stage) -> anyhow::Result<()> {
     clear(stage, &pods.iter().chain(&templates).collect::<Vec<_>>())
 }
 
-/// Parts as devices of their own, tied by counters: exact for cores and AI CPUs as well.
+/// Parts as devices of their own, tied by counters: exact for cores, AI CPUs and media engines as well.
 fn partitionable(stage: &Stage) -> anyhow::Result<()> {
     let driver = Driver::cutting().edit(|data| data.cards.truncate(2)).with("slicing.model", "\"partitionable\"");
     stage.with(&driver)?;
@@ -509,7 +509,10 @@ fn partitionable(stage: &Stage) -> anyhow::Result<()> {
     booking.got(&first)?;
     let second = booking.ask("cpus", "second", &of(media))?;
     booking.refused(&second)?;
-    let other = booking.ask("cpus", "other", &of(half))?;
+    // Nor is a media engine left for a part that has a share of them.
+    let third = booking.ask("cpus", "third", &of(half))?;
+    booking.refused(&third)?;
+    let other = booking.ask("cpus", "other", &of("vir10-3c-16g-nm.npu.huawei.com"))?;
     booking.got(&other)?;
     let split = booking.ask("split", "part", &of(half))?;
     booking.got(&split)?;
