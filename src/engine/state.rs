@@ -735,8 +735,11 @@ impl State {
 }
 
 impl Known {
+    /// What of the static layout cannot be had; that a card is lost is told elsewhere.
     fn misfits(&self) -> BTreeMap<String, String> {
-        self.inventory.as_ref().map(|inventory| self.offer.misfits(inventory)).unwrap_or_default()
+        let mut misfits = self.inventory.as_ref().map(|inventory| self.offer.misfits(inventory)).unwrap_or_default();
+        misfits.retain(|card, _| self.memory.lost.npus.iter().all(|npu| npu.name.as_str() != card));
+        misfits
     }
 
     fn world<'a>(
