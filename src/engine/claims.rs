@@ -540,10 +540,12 @@ async fn run_unprepare(core: &Arc<Core>, claim: &ClaimRef, force: bool) -> Resul
             Step::Write(record) => Some((**record).clone()),
             _ => None,
         });
-        steps::on_disk(core, release.first).await.map_err(failed)?;
+        let begun = steps::on_disk(core, release.first).await;
+        // After an error too: the disk may say that the release has begun, and a restart then ends it.
         if let Some(record) = writes {
             core.state.enter(record);
         }
+        begun.map_err(failed)?;
         let mut lost = None;
         for (card, physical_id, cut) in &release.cuts {
             let _lock = core.cards.lock(&BTreeMap::from([(card.clone(), *physical_id)])).await;

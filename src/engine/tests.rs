@@ -22,6 +22,7 @@ use crate::{
         notice::Severity,
         npu::Scan,
         plan::{FoundFile, Injection, Step},
+        record::Phase,
     },
 };
 
@@ -797,12 +798,22 @@ fn cutting(
     health_interval: Duration,
     wish: Wish,
 ) -> (Engine, DropGuard) {
+    cutting_on(Arc::default(), hardware, server, health_interval, wish)
+}
+
+fn cutting_on(
+    disk: Arc<Memory>,
+    hardware: Arc<device::memory::Memory>,
+    server: Arc<Server>,
+    health_interval: Duration,
+    wish: Wish,
+) -> (Engine, DropGuard) {
     let pool = PoolName::of_node(&NodeName::new("master").unwrap()).unwrap();
     let driver = DriverName::new("npu.huawei.com").unwrap();
     let parts = Parts {
         node: Node { driver, pool, boot_id: "boot".to_owned() },
         backend: hardware,
-        disk: Arc::new(Memory::default()),
+        disk,
         api: Arc::new(Handle(server)),
         loaded: Loaded::default(),
         timing: Timing { health_interval, ..Timing::default() },
@@ -950,6 +961,26 @@ async fn a_part_that_is_prepared_before_the_servers_gates_are_known_waits_for_th
     assert_eq!(hardware.vnpus().len(), 0);
     server.kept.send_replace(Kept { consumable: Some(false), partitionable: Some(true), is_1_34: false });
     waiting.await.unwrap();
+    assert_eq!(hardware.vnpus().len(), 1);
+}
+
+#[tokio::test]
+async fn a_release_of_a_part_whose_beginning_may_be_on_disk_is_ended_before_the_claim_begins_anew() {
+    let (disk, server) = (Arc::new(Memory::default()), Server::open());
+    let hardware = Arc::new(device::memory::Memory::new(scan_of(2)));
+    let wish = Wish { enabled: true, ..Wish::default() };
+    let (engine, _stopped) = cutting_on(disk.clone(), hardware.clone(), server.clone(), Duration::from_hours(1), wish);
+    let mut recovered = engine.core.state.recovered();
+    recovered.wait_for(|is| *is).await.unwrap();
+    server.kept.send_replace(Kept { consumable: Some(false), partitionable: Some(true), is_1_34: false });
+    let part = claim(1, "npu-0-vir05-1c-8g-0");
+    engine.prepare(engine.received(), part.clone()).await.unwrap();
+    disk.failing_settles.store(1, Ordering::SeqCst);
+    engine.unprepare(engine.received(), part.clone()).await.unwrap_err();
+    assert_eq!(hardware.vnpus().len(), 1, "nothing is destroyed before the disk knows of it");
+    engine.prepare(engine.received(), part.clone()).await.unwrap();
+    // A restart goes by what is on disk.
+    assert_eq!(disk.records.lock().unwrap()[&part.uid].phase, Phase::Prepared);
     assert_eq!(hardware.vnpus().len(), 1);
 }
 

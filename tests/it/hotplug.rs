@@ -194,6 +194,9 @@ async fn a_lost_card_is_shown_until_it_is_back_also_over_a_restart() {
     setting.wait("the held card's taint", || setting.devices().contains(&tainted(&whole[5]))).await;
     setting.wait("the idle card goes", || setting.devices().iter().all(|(name, ..)| name != "npu-3")).await;
 
+    let memory = setting.node.state().join("node.json");
+    let kept = || fs::read_to_string(&memory).is_ok_and(|text| text.contains("\"lost\""));
+    setting.wait("the loss is on disk", kept).await;
     setting.daemon.kill().unwrap();
     let command = setting.node.daemon_with(BINARY, &["--enable-hard-vnpu=true", "--health-quiet=1s"]);
     setting.daemon = setting.node.start_registered(command, &setting.kubelet).await.unwrap();
