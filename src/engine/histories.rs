@@ -264,6 +264,8 @@ struct Judge {
     released: BTreeSet<ClaimUid>,
     /// vNPUs of ours that somebody else destroyed.
     lost: BTreeSet<ClaimUid>,
+    /// vNPUs of claims whose release has begun and was not answered: their CDI files may be gone already.
+    half: BTreeMap<ClaimUid, BTreeSet<u32>>,
 }
 
 impl Judge {
@@ -439,6 +441,8 @@ impl Story {
         let stale = self.engine.received();
         // Once it has begun, and as long as it has not succeeded, the claim may be either way.
         self.judge.prepared.remove(&claim.uid);
+        let ids = self.ids_of(&claim.uid);
+        self.judge.half.entry(claim.uid.clone()).or_default().extend(ids);
         let answer = self.engine.unprepare(self.engine.received(), claim.clone()).await;
         self.log.push(format!("  unprepare {}: {:?}", claim.uid, answer.as_ref().map_err(ToString::to_string)));
         if self.life.is_dead() {
@@ -446,6 +450,7 @@ impl Story {
         }
         if answer.is_ok() {
             self.judge.lost.remove(&claim.uid);
+            self.judge.half.remove(&claim.uid);
             self.judge.released.insert(claim.uid.clone());
             // A prepare that was received before brings nothing back.
             let late = if self.broken == Broken::LatePrepare { self.engine.received() } else { stale };
@@ -480,7 +485,7 @@ impl Story {
                 let template = if self.scan.chips[0].board_id == Some(0x32) { "vir05_1c_16g" } else { template };
                 if let Ok(id) = self.hardware.add_vnpu(chip, template) {
                     // One under the very id of a claim's cannot be told from the vendor's own replay of it.
-                    let either = self.named().contains(&id);
+                    let either = self.named().contains(&id) || self.half_released().contains(&id);
                     if either {
                         self.judge.either.insert(id)
                     } else {
@@ -586,6 +591,19 @@ impl Story {
             .flat_map(|file| &file.devices)
             .filter_map(|device| device.vnpu)
             .collect()
+    }
+
+    /// vNPUs that the CDI file of a claim names.
+    fn ids_of(&self, uid: &ClaimUid) -> BTreeSet<u32> {
+        let files = self.paper.files.lock().unwrap();
+        files.get(uid).into_iter().flat_map(|file| &file.devices).filter_map(|device| device.vnpu).collect()
+    }
+
+    /// vNPUs of claims whose release is still to be ended.
+    fn half_released(&self) -> BTreeSet<u32> {
+        let records = self.paper.records.lock().unwrap();
+        let half = self.judge.half.iter().filter(|(uid, _)| records.contains_key(*uid));
+        half.flat_map(|(_, ids)| ids).copied().collect()
     }
 
     fn owner(&self, id: u32) -> Option<ClaimUid> {
